@@ -1,0 +1,13 @@
+"""Fair training as a one-line change for PyTorch Lightning."""
+
+from fairbatch_lightning._warnings import FairBatchWarning as FairBatchWarning
+from fairbatch_lightning.callback import FairBatch as FairBatch
+from fairbatch_lightning.controller import ShareController as ShareController
+from fairbatch_lightning.criteria import Criterion as Criterion
+from fairbatch_lightning.criteria import DemographicParity as DemographicParity
+from fairbatch_lightning.criteria import EqualizedOdds as EqualizedOdds
+from fairbatch_lightning.criteria import EqualOpportunity as EqualOpportunity
+from fairbatch_lightning.groups import GroupIndex as GroupIndex
+from fairbatch_lightning.history import UpdateRecord as UpdateRecord
+from fairbatch_lightning.metrics import GroupLoss as GroupLoss
+from fairbatch_lightning.sampler import FairSampler as FairSampler

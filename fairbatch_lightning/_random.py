@@ -1,0 +1,39 @@
+"""Leave the global random number generators as they were."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Restore the states of Python's, NumPy's and torch's generators (CPU and accelerator) on exit.
+
+    >>> torch.manual_seed(0).initial_seed()
+    0
+    >>> with preserved_rng():
+    ...     inside = torch.rand(2)
+    >>> torch.equal(inside, torch.rand(2))
+    True
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(**_accelerator()):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+def _accelerator() -> dict[str, object]:
+    """Return the arguments that make `fork_rng` cover the accelerator's current device, if there is one."""
+    if torch.cuda.is_available():
+        return {"devices": [torch.cuda.current_device()], "device_type": "cuda"}
+    if torch.backends.mps.is_available():
+        return {"devices": [0], "device_type": "mps"}
+    return {"devices": []}

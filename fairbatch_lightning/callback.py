@@ -1,0 +1,210 @@
+"""The one line: a Lightning callback that swaps fair batches into training and updates their shares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fairbatch_lightning._lightning import AnyCallback
+from fairbatch_lightning._warnings import warn
+from fairbatch_lightning.capture import LogitsCapture
+from fairbatch_lightning.columns import Source
+from fairbatch_lightning.controller import Alpha
+from fairbatch_lightning.criteria import Compare, Criterion
+from fairbatch_lightning.estimate import Estimate
+from fairbatch_lightning.groups import GroupIndex
+from fairbatch_lightning.history import UpdateRecord
+from fairbatch_lightning.losses import PerSampleLoss
+from fairbatch_lightning.settings import Settings
+from fairbatch_lightning.training import FairTraining
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class FairBatch(AnyCallback):
+    """Makes training fair by choosing the batches: FairBatch (Roh et al., ICLR 2021) for any labels and groups.
+
+    Add it to a Trainer, and nothing else changes:
+
+        Trainer(callbacks=[FairBatch("equalized_odds", groups="race")])
+
+    The train DataLoader draws ordinary batches at first. After every epoch the mean loss of each cell, that is each
+    (label, group) pair, is measured on the training set, and the cells' shares in the batches shift by `alpha` towards
+    the groups that are worse off, for the label where the groups differ most.
+
+    Logged: `fairbatch/gap_max` (also on the progress bar), `fairbatch/loss/<label>/<group>` and
+    `fairbatch/share/<label>/<group>`.
+
+    Args:
+        criterion: "equal_opportunity", "equalized_odds", "demographic_parity", or a criterion object.
+        groups: The sensitive attribute: the name of an attribute or column of the training set, an array with one value
+            per sample, the position in the sample, or a function of the dataset. Several names in a list make groups
+            of their combinations. None finds `groups` and other usual names.
+        labels: The same for the labels; None finds `targets` and other usual names.
+        alpha: The step, in units of shares: a number, or a function of the update's number (0, 1, ...).
+        threshold: Gaps up to this size are left alone: the trade-off between accuracy and fairness.
+        min_share: No cell gets less of its label's draws than this.
+        compare: How groups are compared: "row" (with their mean), "neighbours" (as the paper implemented it) or "all"
+            (every pair). With two groups all three are the same.
+        positive_label: The label that equal opportunity and demographic parity are about, as the data has it.
+        loss: A function `(logits, labels) -> values` with one value per sample, "error" for the 0/1 loss, or None for
+            cross-entropy (binary for logits of shape `(B,)` or `(B, 1)`).
+        logits: The name of the submodule that computes the logits, such as "net". None takes the module's own output,
+            `self(x)`, or `training_step`'s `{"logits": ...}`.
+        estimate: How losses are measured: "exact" evaluates all training samples; or an object with `measure`.
+        update_every: "epoch", or a number of training batches. Batches that worker processes have fetched in advance
+            are not affected by an update.
+        seed: Decides which samples are drawn.
+    """
+
+    def __init__(
+        self,
+        criterion: str | Criterion = "equalized_odds",
+        *,
+        groups: Source = None,
+        labels: Source = None,
+        alpha: Alpha = 0.005,
+        threshold: float = 0.0,
+        min_share: float = 0.0,
+        compare: Compare = "row",
+        positive_label: int | str = 1,
+        loss: PerSampleLoss | str | None = None,
+        logits: str | None = None,
+        estimate: str | Estimate = "exact",
+        update_every: str | int = "epoch",
+        seed: int = 0,
+    ) -> None:
+        self._settings = Settings(
+            criterion=criterion,
+            groups=groups,
+            labels=labels,
+            alpha=alpha,
+            threshold=threshold,
+            min_share=min_share,
+            compare=compare,
+            positive_label=positive_label,
+            loss=loss,
+            logits=logits,
+            estimate=estimate,
+            update_every=update_every,
+            seed=seed,
+        )
+        self._training: FairTraining | None = None
+        self._capture: LogitsCapture | None = None
+        self._data_source: Any = None
+        self._restored: dict[str, Any] | None = None
+        self.log: Any = None  # the Trainer puts the module's `log` and `log_dict` here
+        self.log_dict: Any = None
+
+    @property
+    def shares(self) -> Tensor | None:
+        """The `(Y, Z)` shares as of now; None before the training data is known."""
+        return None if self._training is None else self._training.controller.shares.clone()
+
+    @property
+    def counts(self) -> Tensor | None:
+        """How many training samples each cell has, `(Y, Z)`; None before the training data is known."""
+        return None if self._training is None else self._training.index.counts.clone()
+
+    @property
+    def history(self) -> list[UpdateRecord]:
+        """One record per update: epoch, step, cell losses, gaps, shares before and after."""
+        return [] if self._training is None else list(self._training.history)
+
+    @property
+    def index(self) -> GroupIndex | None:
+        """The cell of every training sample and the names of the cells; None before the training data is known."""
+        return None if self._training is None else self._training.index
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Watch for the logits, and stand in the way of the train DataLoader: Lightning asks for it next."""
+        if stage != "fit":
+            return
+        self._training = self._restored = None
+        if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
+            warn(
+                "FairBatch stays inactive: Trainer(overfit_batches=...) trains on the same few batches again and again."
+            )
+            return
+        self._watch_logits(pl_module)
+        self._data_source = trainer.fit_loop._data_source
+        request = self._data_source.dataloader
+        self._data_source.dataloader = lambda: self._fair_loader(request(), trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """On the first batch, see whether the logits can be had."""
+        if self._training is not None and not self._training.logits_seen:
+            self._training.run.capture.arm(self._training.run.loader.batch_size)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Refuse a module whose logits are out of reach at once; update the shares if it is time."""
+        if self._training is None:
+            return
+        if not self._training.logits_seen:
+            self._training.check_logits(outputs)
+        every = self._settings.update_every
+        if isinstance(every, int) and (trainer.fit_loop.total_batch_idx + 1) % every == 0:
+            self._update(self._training)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Update the shares; the next epoch's batches follow them."""
+        if self._training is not None and self._settings.update_every == "epoch":
+            self._update(self._training)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave no trace in the user's objects."""
+        self._detach()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave no trace in the user's objects: Lightning calls no teardown when training fails."""
+        self._detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        return {} if self._training is None else self._training.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state until the training data is known."""
+        self._restored = state_dict or None
+        if self._training is not None and state_dict:
+            self._training.load_state_dict(state_dict)
+
+    def _watch_logits(self, pl_module: LightningModule) -> LogitsCapture | None:
+        """Add a hook to the module that computes the logits; a submodule may be built only later in the fit."""
+        modules = dict(pl_module.named_modules())
+        name = self._settings.logits or ""
+        if self._capture is None and name in modules:
+            self._capture = LogitsCapture(modules[name])
+        return self._capture
+
+    def _fair_loader(self, given: Any, trainer: Trainer, pl_module: LightningModule) -> Any:
+        """Return what Lightning was about to train on, with fair batches."""
+        capture = self._watch_logits(pl_module)
+        if capture is None:
+            raise ValueError(
+                f"Expected argument `logits` to name a submodule of {type(pl_module).__name__} but got"
+                f" {self._settings.logits!r}. It has {[name for name, _ in pl_module.named_modules() if name]}."
+            )
+        if self._training is not None:
+            self._training.reload(given)
+        else:
+            self._training = FairTraining(self._settings, given, trainer, pl_module, capture)
+            if self._restored is not None:
+                self._training.load_state_dict(self._restored)
+        return self._training.fair_loader()
+
+    def _update(self, training: FairTraining) -> None:
+        record = training.update()
+        self.log("fairbatch/gap_max", record.gap_max, prog_bar=True, batch_size=1)
+        self.log_dict(record.log_values(training.index), batch_size=1)
+
+    def _detach(self) -> None:
+        if self._capture is not None:
+            self._capture.remove()
+        if self._data_source is not None:
+            vars(self._data_source).pop("dataloader", None)
+        self._capture = self._data_source = None

@@ -1,0 +1,64 @@
+"""Get hold of the logits that a LightningModule computes, without a change to its code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairbatch_lightning.losses import find_logits
+
+
+class ForwardDone(BaseException):
+    """Raised out of a forward pass whose logits are all that is wanted; not an error, so no `except Exception`."""
+
+
+class LogitsCapture:
+    """A forward hook that keeps the logits of one step while it is armed, and otherwise does nothing.
+
+    Args:
+        module: The module whose output is, or holds, the logits.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._expected: int | None = None
+        self._stop = False
+        self._logits: Tensor | None = None
+        self._handle = module.register_forward_hook(self._keep)
+
+    def arm(self, batch_size: int, *, stop: bool = False) -> None:
+        """Keep the first output with `batch_size` rows; with `stop` raise `ForwardDone` as soon as it is there."""
+        self._expected, self._stop, self._logits = batch_size, stop, None
+
+    def take(self) -> Tensor | None:
+        """Return what was kept, if anything, and stop keeping."""
+        logits, self._logits, self._expected = self._logits, None, None
+        return logits
+
+    def remove(self) -> None:
+        """Take the hook out of the module."""
+        self._handle.remove()
+
+    def _keep(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._expected is None or self._logits is not None:
+            return
+        logits = find_logits(output)
+        if logits is not None and logits.ndim > 0 and len(logits) == self._expected:
+            self._logits = logits.detach()
+            if self._stop:
+                raise ForwardDone
+
+
+@contextmanager
+def shadowed(instance: object, **attributes: Any) -> Iterator[None]:
+    """Give an object other attributes for a while, behind the back of its class."""
+    before = {name: vars(instance)[name] for name in attributes if name in vars(instance)}
+    vars(instance).update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del vars(instance)[name]
+        vars(instance).update(before)

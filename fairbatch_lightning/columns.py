@@ -1,0 +1,251 @@
+"""Find one value per training sample (its label, its group) without loading the samples.
+
+Looks through `Subset`, `random_split`, `ConcatDataset` and wrappers; knows `TensorDataset`, torchvision's and
+Hugging Face's datasets. Reading the samples themselves is the last resort.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from tqdm.auto import tqdm
+
+from fairbatch_lightning._random import preserved_rng
+from fairbatch_lightning._warnings import warn
+
+Role = Literal["labels", "groups"]
+Source: TypeAlias = Any  # None, a name, a position, a function of the dataset, or an array
+
+USUAL_NAMES: dict[Role, tuple[str, ...]] = {
+    "labels": ("targets", "labels", "label", "y"),
+    "groups": ("groups", "group", "z"),
+}
+USUAL_POSITION: dict[Role, int] = {"labels": 1, "groups": 2}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One categorical value per sample: integers or strings `(N,)`, and names for the integers 0, 1, ... if known."""
+
+    values: np.ndarray[Any, Any]
+    names: tuple[str, ...] | None = None
+
+    def __getitem__(self, indices: Any) -> Column:
+        return Column(self.values[indices], self.names)
+
+
+def find_column(dataset: Dataset[Any], source: Source, role: Role) -> Column:
+    """Return the label or group of every sample of `dataset`.
+
+    Args:
+        dataset: The training set.
+        source: An array of values, the name of an attribute or column, the position in the sample (an int), a
+            function of the dataset, or None for the usual names.
+        role: What is looked for; decides the usual names and the words of the errors.
+    """
+    found = _look_up(dataset, source, role)
+    if found is None:
+        found = _scan(dataset, source, role)
+    if len(found.values) != _length(dataset):
+        raise ValueError(_wrong_length(dataset, len(found.values), role))
+    return found
+
+
+def is_array(source: object) -> bool:
+    """Return whether `source` is a collection of values rather than a name, position or function."""
+    return not isinstance(source, str | int | Mapping) and not callable(source) and isinstance(source, Sized)
+
+
+def _look_up(dataset: Any, source: Source, role: Role) -> Column | None:
+    """Return the column, or None if it is not to be had without reading samples."""
+    if is_array(source) and len(source) == _length(dataset):
+        return Column(*categorical(source, role))
+    if callable(source):
+        return Column(*categorical(source(dataset), role))
+    if (own := _own_column(dataset, source, role)) is not None:
+        return own
+    if isinstance(dataset, ConcatDataset):
+        return _concatenated(dataset, source, role)
+    inner = getattr(dataset, "dataset", None)
+    if isinstance(inner, Sized):
+        return _through_wrapper(dataset, inner, source, role)
+    if is_array(source):
+        raise ValueError(_wrong_length(dataset, len(source), role))
+    return None
+
+
+def _through_wrapper(dataset: Any, inner: Any, source: Source, role: Role) -> Column | None:
+    indices = getattr(dataset, "indices", None)
+    if indices is None and len(inner) != _length(dataset):
+        return None
+    if (found := _look_up(inner, source, role)) is None:
+        return None
+    return found if indices is None else found[np.asarray(indices)]
+
+
+def _concatenated(dataset: ConcatDataset[Any], source: Source, role: Role) -> Column | None:
+    if is_array(source):
+        raise ValueError(_wrong_length(dataset, len(source), role))
+    parts = [_look_up(part, source, role) for part in dataset.datasets]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return None
+    if len({part.names for part in found}) > 1:
+        raise ValueError(
+            f"Expected the parts of the ConcatDataset to name their {role} alike but got"
+            f" {[part.names for part in found]}. Pass `{role}` as one array of names for all samples."
+        )
+    return Column(np.concatenate([part.values for part in found]), found[0].names)
+
+
+def _own_column(dataset: Any, source: Source, role: Role) -> Column | None:
+    """Return a column that `dataset` itself holds under one of the names, or at the position."""
+    if isinstance(dataset, TensorDataset):
+        position = USUAL_POSITION[role] if source is None else source
+        if isinstance(position, int) and position < len(dataset.tensors):
+            return Column(*categorical(dataset.tensors[position], role))
+    names = USUAL_NAMES[role] if source is None else (source,)
+    for name in names:
+        if isinstance(name, str) and (values := _named(dataset, name)) is not None:
+            array, value_names = categorical(values, role)
+            return Column(array, value_names or _class_names(dataset, name, role))
+    return None
+
+
+def _named(dataset: Any, name: str) -> Any | None:
+    """Return what `dataset` has under `name`: a Hugging Face column, an attribute, or a data frame's column."""
+    if name in (getattr(dataset, "column_names", None) or ()) and hasattr(dataset, "with_format"):
+        return dataset.with_format("numpy")[name][:]
+    values = getattr(dataset, name, None)
+    if isinstance(values, Sized) and not isinstance(values, str) and len(values) == _length(dataset):
+        return values
+    if name in (attributes := list(getattr(dataset, "attr_names", None) or ())):  # torchvision's CelebA
+        return dataset.attr[:, attributes.index(name)]
+    for frame in vars(dataset).values() if hasattr(dataset, "__dict__") else ():
+        if name in getattr(frame, "columns", ()) and len(frame) == _length(dataset):
+            return frame[name]
+    return None
+
+
+def _class_names(dataset: Any, name: str, role: Role) -> tuple[str, ...] | None:
+    feature = (getattr(dataset, "features", None) or {}) if hasattr(dataset, "column_names") else {}
+    if (names := getattr(feature.get(name), "names", None)) is not None:  # Hugging Face's ClassLabel
+        return tuple(map(str, names))
+    classes = getattr(dataset, "classes", None)  # torchvision's folders
+    return tuple(map(str, classes)) if role == "labels" and isinstance(classes, list | tuple) else None
+
+
+def _scan(dataset: Any, source: Source, role: Role) -> Column:
+    """Read every sample once: the last resort."""
+    try:
+        with preserved_rng():
+            _pick(dataset[0], source, role)
+    except (KeyError, IndexError, AttributeError, TypeError) as error:
+        raise ValueError(_not_found(dataset, source, role)) from error
+    warn(
+        f"Reading all {_length(dataset)} samples of {type(dataset).__name__} once to learn their {role}. To start at"
+        f" once, pass `{role}` as an array with one value per sample, or give the dataset an attribute with it."
+    )
+    with preserved_rng():
+        samples = (dataset[i] for i in range(_length(dataset)))
+        progress = tqdm(samples, f"Reading {role}", _length(dataset), file=sys.stderr)
+        return Column(*categorical([_pick(sample, source, role) for sample in progress], role))
+
+
+def _pick(sample: Any, source: Source, role: Role) -> Any:
+    """Return the label or group in one sample: of a tuple, a mapping or an object."""
+    if isinstance(source, int) or (source is None and isinstance(sample, Sequence)):
+        return sample[USUAL_POSITION[role] if source is None else source]
+    for name in USUAL_NAMES[role] if source is None else (source,):
+        if isinstance(sample, Mapping) and name in sample:
+            return sample[name]
+        if not isinstance(sample, Mapping) and hasattr(sample, name):
+            return getattr(sample, name)
+    raise KeyError(source)
+
+
+def categorical(values: Any, role: Role) -> tuple[np.ndarray[Any, Any], tuple[str, ...] | None]:
+    """Return values as an array of integers or strings `(N,)`, with names for the integers if they have any."""
+    array = _as_array(values)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise ValueError(f"Expected `{role}` to hold one value per sample but got an array of shape {array.shape}.")
+    if array.dtype.kind == "O":
+        array = _from_objects(array, role)
+    if array.dtype.kind == "b":
+        return array.astype(np.int64), ("False", "True")
+    if array.dtype.kind == "f":
+        array = _from_floats(array, role)
+    if array.dtype.kind == "S":
+        array = array.astype("U")
+    if array.dtype.kind not in "iuU":
+        raise ValueError(f"Expected `{role}` to hold integers or strings but got values of type {array.dtype}.")
+    return array, None
+
+
+def _as_array(values: Any) -> np.ndarray[Any, Any]:
+    if isinstance(values, torch.Tensor):
+        return values.detach().cpu().numpy()
+    if hasattr(values, "to_numpy"):  # pandas, polars, pyarrow
+        return np.asarray(values.to_numpy())
+    if isinstance(values, np.ndarray):
+        return values
+    items = [item.item() if isinstance(item, torch.Tensor) else item for item in values]
+    return np.asarray(items, dtype=object if any(item is None for item in items) else None)
+
+
+def _from_objects(array: np.ndarray[Any, Any], role: Role) -> np.ndarray[Any, Any]:
+    missing = np.array([item is None or item != item for item in array], dtype=bool)
+    if missing.any():
+        raise ValueError(_missing(missing, role))
+    if all(isinstance(item, int | np.integer) for item in array):
+        return array.astype(np.int64)
+    return array.astype(str)
+
+
+def _from_floats(array: np.ndarray[Any, Any], role: Role) -> np.ndarray[Any, Any]:
+    if (missing := np.isnan(array)).any():
+        raise ValueError(_missing(missing, role))
+    broken = array[array != np.round(array)]
+    if len(broken):
+        raise ValueError(
+            f"Expected `{role}` to be categories (integers or strings) but got fractions such as {broken[0]:g}."
+            " Sort the values into classes first, for example with torch.bucketize."
+        )
+    return array.astype(np.int64)
+
+
+def _length(dataset: Any) -> int:
+    return len(dataset)
+
+
+def _missing(missing: np.ndarray[Any, Any], role: Role) -> str:
+    return (
+        f"Expected `{role}` to have a value for every sample but {missing.sum()} of {len(missing)} are missing (the"
+        f" first at index {missing.argmax()}). Drop those samples, or give them a name of their own."
+    )
+
+
+def _wrong_length(dataset: Any, length: int, role: Role) -> str:
+    return (
+        f"Expected `{role}` to have one value for each of the {_length(dataset)} training samples but got {length}"
+        " values."
+    )
+
+
+def _not_found(dataset: Any, source: Source, role: Role) -> str:
+    wanted = f"{source!r}" if source is not None else "any of " + ", ".join(map(repr, USUAL_NAMES[role]))
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return (
+        f"Found no {role} in {type(dataset).__name__}: it has no attribute, column or sample entry {wanted}."
+        f" Pass `{role}` as an array with one value per training sample, as the name of an attribute or column,"
+        f" as the position in the sample, or as a function of the dataset."
+    )

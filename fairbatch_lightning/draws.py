@@ -1,0 +1,151 @@
+"""How an epoch's batches are put together: quotas per cell, and walks through the cells' samples.
+
+Everything here is a pure function of numbers: the same seed, epoch and shares give the same batches in every
+process, and any batch can be computed without the ones before it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+_OFFSET, _SHUFFLE, _WALK = range(3)  # separate streams of random numbers within an epoch
+
+
+def generator(seed: int, epoch: int, stream: int, *key: int) -> np.random.Generator:
+    """Return the random generator of one stream of an epoch."""
+    return np.random.default_rng([seed, epoch, stream, *key])
+
+
+def rounding_offsets(num_batches: int, seed: int, epoch: int) -> Array:
+    """Return one number in [0, 1) per batch, by which `quotas` rounds: `(num_batches,)`.
+
+    Over the epoch they are evenly spaced, which makes every cell's total exact to within one. Their order is that of
+    a golden-ratio sequence, which keeps the totals close to that after any number of batches.
+    """
+    stride = max(1, round(num_batches * (math.sqrt(5) - 1) / 2))
+    while math.gcd(stride, num_batches) > 1:
+        stride += 1
+    steps = np.arange(num_batches, dtype=np.int64) * stride % num_batches
+    return np.asarray((steps + generator(seed, epoch, _OFFSET).random()) / num_batches)
+
+
+def quotas(probabilities: Array, batch_size: int, offsets: Array) -> Array:
+    """Return how many samples of each cell each batch holds, `(len(offsets), C)`, every row summing to `batch_size`.
+
+    A cell's expected number `p * batch_size` is rarely a whole number. Its whole part goes into every batch. The
+    fractional parts of all cells are laid end to end on a line; a batch adds one sample of every cell whose piece
+    contains `offset + k` for a whole number k (systematic sampling). So every quota is the expected number rounded up
+    or down, and evenly spread offsets make each cell's total the expected total rounded up or down.
+
+    >>> quotas(np.array([0.25, 0.4, 0.35]), 10, np.array([0.2, 0.7]))
+    array([[3, 4, 3],
+           [2, 4, 4]])
+    """
+    expected = probabilities * batch_size
+    whole = np.floor(expected)
+    edges = np.concatenate([[0.0], np.cumsum(expected - whole)])
+    edges[-1] = batch_size - whole.sum()
+    edges = np.minimum(edges, edges[-1])
+    hits = np.ceil(edges[None, :] - offsets[:, None])
+    return np.asarray(whole + np.diff(hits, axis=1), dtype=np.int64)
+
+
+def shuffles(batch_size: int, num_batches: int, seed: int, epoch: int) -> tuple[Array, Array]:
+    """Return random orders of a batch `(P, batch_size)`, and which of them each batch uses `(num_batches,)`."""
+    pool = max(1, min(num_batches, 256, 2**20 // batch_size))
+    random = generator(seed, epoch, _SHUFFLE)
+    orders = random.permuted(np.tile(np.arange(batch_size), (pool, 1)), axis=1)
+    return orders, random.integers(pool, size=num_batches)
+
+
+class CellWalks:
+    """For every cell an endless walk through its samples: one random permutation after the other.
+
+    Args:
+        order: The samples, sorted by cell.
+        edges: Where each cell starts in `order`, and the end: `(C + 1,)`.
+        seed: Together with `epoch` and the cell decides the permutations.
+        epoch: Every epoch walks differently.
+    """
+
+    _SHORTEST = 1024  # permutations of small cells are drawn this many samples at a time
+
+    def __init__(self, order: Array, edges: Array, seed: int, epoch: int) -> None:
+        self._order, self._edges, self._key = order, edges, (seed, epoch, _WALK)
+        self._pieces: dict[int, tuple[int, Array]] = {}
+
+    def take(self, cell: int, start: int, count: int) -> Array:
+        """Return steps `start` to `start + count` of the cell's walk."""
+        length = self._piece_length(cell)
+        first, last = start // length, (start + count - 1) // length
+        walk = [self._piece(cell, number) for number in range(first, last + 1)]
+        steps = walk[0] if len(walk) == 1 else np.concatenate(walk)
+        return steps[start - first * length :][:count]
+
+    def _piece_length(self, cell: int) -> int:
+        size = int(self._edges[cell + 1] - self._edges[cell])
+        return size * math.ceil(self._SHORTEST / size)
+
+    def _piece(self, cell: int, number: int) -> Array:
+        """Return one stretch of the walk: a whole number of permutations of the cell."""
+        cached, piece = self._pieces.get(cell, (-1, self._order))
+        if cached != number:
+            samples = self._order[self._edges[cell] : self._edges[cell + 1]]
+            laps = self._piece_length(cell) // len(samples)
+            random = generator(*self._key, cell, number)
+            if laps == 1:
+                piece = random.permutation(samples)
+            else:
+                piece = random.permuted(np.tile(samples, (laps, 1)), axis=1).ravel()
+            self._pieces[cell] = number, piece
+        return piece
+
+
+class EpochDraws:
+    """All that is random in one epoch.
+
+    Args:
+        order: The samples, sorted by cell.
+        edges: Where each cell starts in `order`, and the end: `(C + 1,)`.
+        num_batches: How many batches the epoch has.
+        batch_size: How many samples a batch has, over all processes.
+        seed: Together with `epoch` decides everything.
+        epoch: The epoch's number.
+    """
+
+    def __init__(self, order: Array, edges: Array, num_batches: int, batch_size: int, seed: int, epoch: int) -> None:
+        self._batch_size = batch_size
+        self._walks = CellWalks(order, edges, seed, epoch)
+        self._offsets = rounding_offsets(num_batches, seed, epoch)
+        self._orders, self._choice = shuffles(batch_size, num_batches, seed, epoch)
+
+    def quotas(self, probabilities: Array, first: int, end: int) -> Array:
+        """Return the quotas of batches `first` to `end`, `(end - first, C)`."""
+        return quotas(probabilities, self._batch_size, self._offsets[first:end])
+
+    def batches(self, first: int, quota: Array, drawn: Array, part: slice) -> list[list[int]]:
+        """Return the batches from number `first` on that the quotas describe; of each only the `part`.
+
+        `drawn` `(C,)` says how far each cell's walk has got before the first of them.
+        """
+        order = self._orders[self._choice[first : first + len(quota)], part]
+        batches: list[list[int]] = np.take_along_axis(self._sorted_by_cell(quota, drawn), order, axis=1).tolist()
+        return batches
+
+    def _sorted_by_cell(self, quota: Array, drawn: Array) -> Array:
+        totals = quota.sum(0)
+        cells = totals.nonzero()[0]
+        samples = np.concatenate([self._walks.take(int(c), int(drawn[c]), int(totals[c])) for c in cells])
+        # The samples lie cell by cell, in the order of the batches; now find the place of each in its batch.
+        lengths = quota.T.ravel()
+        batch_starts = np.arange(len(quota))[:, None] * self._batch_size
+        starts = (np.cumsum(quota, axis=1) - quota + batch_starts).T.ravel()
+        places = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(len(samples))
+        batches = np.empty_like(samples)
+        batches[places] = samples
+        return batches.reshape(-1, self._batch_size)

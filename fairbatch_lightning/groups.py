@@ -1,0 +1,157 @@
+"""Which cell, that is which (label, group) pair, every training sample belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fairbatch_lightning.columns import Column, Source, categorical, find_column, is_array
+
+
+@dataclass(frozen=True, eq=False)
+class GroupIndex:
+    """The cell of every sample, and the names and sizes of the cells.
+
+    Args:
+        cells: Cell of every sample, `(N,)`: `label * Z + group`.
+        label_values: The labels as the data has them (integers or strings), one per row, in rising order.
+        label_names: The labels as people read them.
+        group_names: The groups as people read them, one per column.
+
+    >>> index = GroupIndex.from_values(labels=[-1, 1, 1, -1], groups=["b", "a", "b", "b"])
+    >>> index.counts
+    tensor([[0, 2],
+            [1, 1]])
+    >>> index.label_names, index.group_names
+    (('-1', '1'), ('a', 'b'))
+    """
+
+    cells: np.ndarray[Any, Any]
+    label_values: tuple[int | str, ...]
+    label_names: tuple[str, ...]
+    group_names: tuple[str, ...]
+
+    @classmethod
+    def from_values(cls, labels: Any, groups: Any) -> GroupIndex:
+        """Build the index from one label and one group per sample (tensors, arrays, lists; integers or strings)."""
+        return cls._from_columns(
+            Column(*categorical(labels, "labels")), {"groups": Column(*categorical(groups, "groups"))}
+        )
+
+    @classmethod
+    def from_dataset(cls, dataset: Dataset[Any], labels: Source = None, groups: Source = None) -> GroupIndex:
+        """Find the labels and groups of a dataset's samples.
+
+        Args:
+            dataset: The training set.
+            labels: An array, the name of an attribute or column, the position in the sample, or a function of the
+                dataset. None looks for the usual names, `targets` first.
+            groups: The same for the groups. A list of names, or a dict from names to any of these, gives groups
+                that combine several attributes, such as "race=Black, gender=Female".
+        """
+        several = _several(groups, dataset)
+        columns = {name: find_column(dataset, source, "groups") for name, source in several.items()}
+        return cls._from_columns(find_column(dataset, labels, "labels"), columns)
+
+    @classmethod
+    def _from_columns(cls, labels: Column, groups: Mapping[str, Column]) -> GroupIndex:
+        rows, label_values = _factorize(labels.values)
+        columns, group_names = _combine(groups)
+        if len(rows) != len(columns):
+            raise ValueError(f"Expected as many groups as labels but got {len(rows)} labels and {len(columns)} groups.")
+        if not len(rows):
+            raise ValueError("Expected at least one training sample but got none.")
+        cells = rows.astype(np.int64) * len(group_names) + columns
+        smallest = np.min_scalar_type(len(label_values) * len(group_names))
+        return cls(cells.astype(smallest), label_values, _names(label_values, labels.names), group_names)
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of labels and of groups, `(Y, Z)`."""
+        return len(self.label_values), len(self.group_names)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """How many samples each cell has, `(Y, Z)`."""
+        flat = np.bincount(self.cells, minlength=self.shape[0] * self.shape[1])
+        return torch.from_numpy(flat).view(self.shape)
+
+    def labels_and_groups(self, samples: Any) -> tuple[Tensor, Tensor]:
+        """Return the rows and columns of the cells of the `samples` (indices into the dataset)."""
+        cells = torch.from_numpy(self.cells[samples].astype(np.int64))
+        return cells // self.shape[1], cells % self.shape[1]
+
+    def row_of(self, label: int | str) -> int:
+        """Return the row of a label, given by its value or its name."""
+        for known in (self.label_values, self.label_names, tuple(map(str, self.label_values))):
+            if label in known:
+                return known.index(label)
+        raise ValueError(f"Expected the label {label!r} to be one of the data's labels {list(self.label_values)}.")
+
+    def cell_name(self, label: int, group: int) -> str:
+        """Return how people read a cell, for messages."""
+        return f"(label {self.label_names[label]}, group {self.group_names[group]})"
+
+    def cell_names(self, mask: Tensor) -> str:
+        """Return the names of the cells where the `(Y, Z)` `mask` is true, for messages."""
+        return ", ".join(self.cell_name(label, group) for label, group in mask.nonzero().tolist())
+
+
+def _several(groups: Source, dataset: Any) -> dict[str, Source]:
+    """Return the attributes that make up the groups, by name; a lone attribute needs none."""
+    if isinstance(groups, Mapping):
+        return dict(groups)
+    if isinstance(groups, list | tuple) and groups and len(groups) != len(dataset):
+        if all(isinstance(source, str) for source in groups):
+            return {source: source for source in groups}
+        if all(is_array(source) for source in groups):
+            return {f"attribute {number}": source for number, source in enumerate(groups)}
+    return {"groups": groups}
+
+
+def _combine(columns: Mapping[str, Column]) -> tuple[np.ndarray[Any, Any], tuple[str, ...]]:
+    """Return the group of every sample, and the groups' names: of several columns, the pairs that occur."""
+    if not columns:
+        raise ValueError("Expected argument `groups` to name at least one attribute but got none.")
+    if len(columns) == 1:
+        column = next(iter(columns.values()))
+        ids, values = _factorize(column.values)
+        return ids, _names(values, column.names)
+    combined, names = np.zeros(1, np.int64), [""]
+    for attribute, column in columns.items():
+        ids, values = _factorize(column.values)
+        parts = _names(values, column.names)
+        combined = combined * len(parts) + ids
+        names = [f"{name}, {attribute}={part}".lstrip(", ") for name in names for part in parts]
+        combined, seen = _factorize(combined)
+        names = [names[int(number)] for number in seen]
+    return combined, tuple(names)
+
+
+def _factorize(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], tuple[Any, ...]]:
+    """Return each value's rank among the distinct values, and those in rising order."""
+    if values.dtype.kind in "iu" and len(values):
+        low, high = int(values.min()), int(values.max())
+        if high - low < 2**16:  # a table look-up, many times faster than the sort below
+            offsets = values.astype(np.int64) - low
+            present = np.bincount(offsets, minlength=1) > 0
+            return (present.cumsum() - 1)[offsets], tuple((present.nonzero()[0] + low).tolist())
+    distinct, ids = np.unique(values, return_inverse=True)
+    return ids, tuple(distinct.tolist())
+
+
+def _names(values: Sequence[int | str], names: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the names of the values: looked up where every value has one, else the values themselves."""
+    if names is not None and all(isinstance(value, int) and 0 <= value < len(names) for value in values):
+        return tuple(names[int(value)] for value in values)
+    return tuple(map(str, values))

@@ -1,0 +1,107 @@
+"""Per-sample losses: from a model's output to one value per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fairbatch_lightning.groups import GroupIndex
+
+PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def find_logits(output: Any) -> Tensor | None:
+    """Return the logits in a model's output, or None: a tensor, or `logits` in a mapping or an object.
+
+    The objects include torchvision's GoogLeNet and Inception outputs and Hugging Face's model outputs.
+
+    >>> find_logits({"logits": torch.zeros(1), "hidden": None})
+    tensor([0.])
+    """
+    if not isinstance(output, Tensor):
+        output = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    return output if isinstance(output, Tensor) else None
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return every sample's cross-entropy: binary for logits `(B,)` or `(B, 1)`, over classes for `(B, C)`."""
+    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    if _is_binary(logits):
+        logits = logits.flatten()
+        return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
+    return functional.cross_entropy(logits, labels, reduction="none")
+
+
+def error(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return 1 for every wrong prediction and 0 for every right one: the loss of the paper's theory.
+
+    >>> error(torch.tensor([2.0, -1.0, 3.0]), torch.tensor([1, 1, 0]))
+    tensor([0., 1., 1.])
+    """
+    predictions = (logits.flatten() > 0).long() if _is_binary(logits) else logits.argmax(1)
+    return (predictions != labels).to(logits.dtype)
+
+
+def resolve_loss(loss: PerSampleLoss | str | None) -> PerSampleLoss:
+    """Return the loss that the user means: None for cross-entropy, "error" for the 0/1 loss, or a callable."""
+    if loss is None:
+        return cross_entropy
+    if loss == "error":
+        return error
+    if not callable(loss):
+        raise ValueError(
+            f'Expected argument `loss` to be None, "error" or a function (logits, labels) -> values but got {loss!r}.'
+        )
+    return loss
+
+
+class SampleLoss:
+    """The loss of samples whose cells are known, against their own label or against one for all.
+
+    Args:
+        index: The labels of the data.
+        loss: A function of logits and class numbers `(B,)` that returns one value per sample.
+        target: The row that all samples are measured against; None for each sample's own.
+    """
+
+    def __init__(self, index: GroupIndex, loss: PerSampleLoss, target: int | None) -> None:
+        self._index, self._loss, self._target = index, loss, target
+
+    def __call__(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Return the losses `(B,)` of samples with the given logits and label rows `(B,)`."""
+        if logits.ndim not in (1, 2):
+            raise ValueError(
+                "Expected the model to give one prediction per sample, as logits of shape (B,), (B, 1) or (B, C), but"
+                f" got {tuple(logits.shape)}."
+            )
+        classes = self._classes(2 if _is_binary(logits) else logits.shape[1]).to(logits.device)
+        if self._target is not None:
+            rows = torch.full_like(rows, self._target)
+        losses = self._loss(logits, classes[rows.to(logits.device)])
+        if not isinstance(losses, Tensor) or losses.shape != rows.shape:
+            got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(
+                f"Expected `loss` to return one value per sample, shape {tuple(rows.shape)}, but got {got}."
+                " Losses of torch take reduction='none'."
+            )
+        return losses
+
+    def _classes(self, num_classes: int) -> Tensor:
+        """Return the class number that the model uses for each row: the label itself where it can be, else its rank."""
+        values = self._index.label_values
+        if all(isinstance(value, int) and 0 <= value < num_classes for value in values):
+            return torch.tensor(values)
+        if len(values) > num_classes:
+            raise ValueError(
+                f"Expected the model to have an output for each of the {len(values)} labels"
+                f" {list(self._index.label_names)} but its logits have {num_classes}."
+            )
+        return torch.arange(len(values))
+
+
+def _is_binary(logits: Tensor) -> bool:
+    return logits.ndim == 1 or logits.shape[1] == 1

@@ -1,0 +1,293 @@
+"""The fair sampler: from the shares of the cells to the batches of an epoch.
+
+Algorithm 1 of the paper's section 2: minibatches are drawn by a distribution over cells that changes between epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import DistributedSampler, Sampler
+
+from fairbatch_lightning.controller import natural_shares
+from fairbatch_lightning.draws import EpochDraws
+from fairbatch_lightning.groups import GroupIndex
+
+_DRAWS_AT_ONCE = 2**17
+
+
+@dataclass
+class _Pass:
+    """Where one pass over an epoch stands.
+
+    The schedule lists the shares with the first batch that follows them; batches before `next_batch` are drawn.
+    """
+
+    epoch: int
+    schedule: list[tuple[int, Tensor]]
+    next_batch: int = 0
+    started: bool = False
+    finished: bool = False
+
+    def shares(self, batch: int) -> Tensor:
+        return next(shares for start, shares in reversed(self.schedule) if start <= batch)
+
+    def follow(self, shares: Tensor) -> None:
+        """Draw all batches from the next one on by these shares."""
+        earlier = [entry for entry in self.schedule if entry[0] < self.next_batch]
+        self.schedule = [*earlier, (self.next_batch, shares)]
+
+
+class FairSampler(DistributedSampler[int]):
+    """Draws samples so that every run of `batch_size` of them is one fair batch.
+
+    A sample of cell (y, z) is drawn with probability `row_count[y] / N * shares[y, z]`, and uniformly within the cell:
+    one random permutation of it after the other. Every batch holds each cell's expected number rounded up or down,
+    and so does the whole epoch. The stream depends only on the seed, the epoch and the shares.
+
+    Use it as `DataLoader(dataset, batch_size=B, sampler=FairSampler(labels, groups, B), drop_last=True)`. Each pass
+    over the loader is a new epoch; call `set_epoch` to choose which. All batches are full: where a loader with
+    `drop_last=False` would end on a short batch, this ends on a full one.
+
+    It is a `DistributedSampler`, as far as Lightning is concerned: under DDP it is left in place.
+
+    Args:
+        labels: Label of every sample: a tensor, array or list of integers or strings.
+        groups: Group of every sample, likewise.
+        batch_size: The loader's batch size, on each process.
+        shares: The `(Y, Z)` shares, every row summing to 1. Default: each row's share in the data, which is ordinary
+            uniform sampling. Can be set at any time; batches drawn from then on follow it.
+        num_replicas: Number of processes; default: that of `torch.distributed` if it is initialised, else 1.
+        rank: This process's number; the processes split every batch of `batch_size * num_replicas` samples.
+        seed: Decides the stream; must be the same on all processes.
+        drop_last: Whether the samples left over at the end of an epoch are dropped or fill one more batch.
+
+    >>> sampler = FairSampler([0, 0, 0, 1, 1, 1], ["a", "a", "b", "a", "b", "b"], batch_size=2)
+    >>> sampler.shares = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
+    >>> len(list(sampler))
+    6
+    """
+
+    def __init__(
+        self,
+        labels: Any,
+        groups: Any,
+        batch_size: int,
+        *,
+        shares: Tensor | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+        drop_last: bool = True,
+    ) -> None:
+        index = GroupIndex.from_values(labels, groups)
+        self._setup(index, batch_size, shares, num_replicas, rank, seed, drop_last, len(index))
+
+    @classmethod
+    def from_index(
+        cls,
+        index: GroupIndex,
+        batch_size: int,
+        *,
+        shares: Tensor | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+        drop_last: bool = True,
+        epoch_size: int | None = None,
+    ) -> FairSampler:
+        """Build a sampler from an index that exists already; `epoch_size` draws make an epoch (default: all)."""
+        sampler = cls.__new__(cls)
+        epoch_size = len(index) if epoch_size is None else epoch_size
+        sampler._setup(index, batch_size, shares, num_replicas, rank, seed, drop_last, epoch_size)
+        return sampler
+
+    def _setup(
+        self,
+        index: GroupIndex,
+        batch_size: int,
+        shares: Tensor | None,
+        num_replicas: int | None,
+        rank: int | None,
+        seed: int,
+        drop_last: bool,
+        epoch_size: int,
+    ) -> None:
+        """Initialise in place of DistributedSampler's `__init__`, which would ask for a dataset and a process group."""
+        self.index, self.batch_size, self.seed, self.drop_last = index, batch_size, seed, drop_last
+        self.num_replicas, self.rank = _processes(num_replicas, rank)
+        _check_sizes(batch_size, seed, self.num_replicas, self.rank)
+        self.num_batches = _num_batches(epoch_size, batch_size, self.num_replicas, drop_last)
+        self._order = np.argsort(index.cells, kind="stable").astype(np.min_scalar_type(len(index)))
+        self._edges = np.concatenate([[0], np.cumsum(index.counts.flatten().numpy())])
+        self._row_mass = index.counts.double().sum(1, keepdim=True) / len(index)
+        self._shares = natural_shares(index.counts)
+        self._pass = _Pass(0, [(0, self._shares)])
+        if shares is not None:
+            self.shares = shares
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]
+        """The epoch that is being drawn, or will be next."""
+        return self._pass.epoch
+
+    @property
+    def shares(self) -> Tensor:
+        """The `(Y, Z)` shares, every row summing to 1; a copy: set the property to change them."""
+        return self._shares.clone()
+
+    @shares.setter
+    def shares(self, shares: Tensor) -> None:
+        shares = torch.as_tensor(shares, dtype=torch.float64, device="cpu").clone()
+        _check_shares(shares, self.index)
+        self._shares = shares
+        self._pass.follow(shares)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass draw this epoch's batches. A pass over it that is under way or restored goes on."""
+        if epoch != self._pass.epoch or self._pass.finished:
+            self._pass = _Pass(epoch, [(0, self._shares)])
+
+    def __len__(self) -> int:
+        return self.num_batches * self.batch_size
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in self.batches():
+            yield from batch
+
+    def batches(self) -> Iterator[list[int]]:
+        """Yield this process's batches of one epoch, each a list of indices into the dataset."""
+        if self._pass.started:
+            self._pass = _Pass(self._pass.epoch + 1, [(0, self._shares)])
+        current = self._pass
+        current.started = True
+        try:
+            yield from self._remaining_batches(current)
+        finally:
+            current.finished = True
+
+    def _remaining_batches(self, current: _Pass) -> Iterator[list[int]]:
+        draws = EpochDraws(
+            self._order,
+            self._edges,
+            self.num_batches,
+            self.batch_size * self.num_replicas,
+            self.seed,
+            current.epoch,
+        )
+        drawn = self._drawn_before(current, draws)
+        part = slice(self.rank, None, self.num_replicas)
+        while (first := current.next_batch) < self.num_batches:
+            quota = self._quotas(current, draws, first)
+            for batch in draws.batches(first, quota, drawn, part):
+                current.next_batch += 1
+                yield batch
+                if current.schedule[-1][0] == current.next_batch:
+                    break  # the shares have changed: what was drawn in advance is void
+            drawn = drawn + quota[: current.next_batch - first].sum(0)
+
+    def _quotas(self, current: _Pass, draws: EpochDraws, first: int) -> np.ndarray[Any, Any]:
+        """Return the quotas of a stretch of batches to draw in one go: with the same shares, and of limited size."""
+        size = max(1, _DRAWS_AT_ONCE // (self.batch_size * self.num_replicas))
+        changes = (start for start, _ in current.schedule if start > first)
+        probabilities = (self._row_mass * current.shares(first)).flatten().numpy()
+        return draws.quotas(probabilities, first, min(first + size, self.num_batches, *changes))
+
+    def _drawn_before(self, current: _Pass, draws: EpochDraws) -> np.ndarray[Any, Any]:
+        """Return how many samples of each cell the batches drawn so far hold, `(C,)`."""
+        drawn, first = np.zeros(len(self._edges) - 1, np.int64), 0
+        while first < current.next_batch:
+            quota = self._quotas(current, draws, first)[: current.next_batch - first]
+            drawn += quota.sum(0)
+            first += len(quota)
+        return drawn
+
+    def state_dict(self, next_batch: int | None = None) -> dict[str, Any]:
+        """Return what a new sampler needs to continue.
+
+        Args:
+            next_batch: The first batch of the epoch that has not been trained on; default: that has not been drawn.
+                They differ when worker processes fetch ahead.
+        """
+        return {
+            "epoch": self._pass.epoch,
+            "next_batch": self._pass.next_batch if next_batch is None else next_batch,
+            "num_batches": self.num_batches,
+            "schedule": [(start, shares.clone()) for start, shares in self._pass.schedule],
+            "shares": self.shares,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken. With another number of batches, continue at the next epoch."""
+        _check_shares(state["shares"], self.index)
+        self._shares = state["shares"].clone()
+        if state["num_batches"] == self.num_batches:
+            schedule = [(int(start), shares.clone()) for start, shares in state["schedule"]]
+            self._pass = _Pass(state["epoch"], schedule, state["next_batch"])
+        else:
+            self._pass = _Pass(state["epoch"] + 1, [(0, self._shares)])
+
+
+class FairBatchSampler(Sampler[list[int]]):
+    """The batches of a [`FairSampler`][fairbatch_lightning.FairSampler] as a loader's `batch_sampler`: faster."""
+
+    def __init__(self, sampler: FairSampler) -> None:
+        self.sampler, self.batch_size, self.drop_last = sampler, sampler.batch_size, sampler.drop_last
+
+    def __len__(self) -> int:
+        return self.sampler.num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.sampler.batches()
+
+
+def _processes(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    distributed = dist.is_available() and dist.is_initialized()
+    if num_replicas is None:
+        num_replicas = dist.get_world_size() if distributed else 1
+    if rank is None:
+        rank = dist.get_rank() if distributed else 0
+    return num_replicas, rank
+
+
+def _check_sizes(batch_size: int, seed: int, num_replicas: int, rank: int) -> None:
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"Expected argument `batch_size` to be a positive integer but got {batch_size!r}.")
+    if not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"Expected argument `seed` to be an integer of at least 0 but got {seed!r}.")
+    if not 0 <= rank < num_replicas:
+        raise ValueError(
+            f"Expected argument `rank` to be between 0 and num_replicas - 1 = {num_replicas - 1} but got {rank}."
+        )
+
+
+def _num_batches(epoch_size: int, batch_size: int, num_replicas: int, drop_last: bool) -> int:
+    """Return the length of an epoch, as a loader with torch's DistributedSampler would have it."""
+    per_process = -(-epoch_size // num_replicas)
+    num_batches = per_process // batch_size if drop_last else -(-per_process // batch_size)
+    if num_batches == 0:
+        raise ValueError(
+            f"Expected at least one batch per epoch, but {epoch_size} samples on {num_replicas} process(es) do not fill"
+            f" a batch of {batch_size}. Use a smaller batch size or drop_last=False."
+        )
+    return num_batches
+
+
+def _check_shares(shares: Tensor, index: GroupIndex) -> None:
+    if tuple(shares.shape) != index.shape:
+        raise ValueError(f"Expected `shares` of shape {index.shape} (labels, groups) but got {tuple(shares.shape)}.")
+    if (
+        not torch.isfinite(shares).all()
+        or (shares < 0).any()
+        or not torch.allclose(shares.sum(1), torch.ones(len(shares), dtype=shares.dtype), atol=1e-6)
+    ):
+        raise ValueError(f"Expected every row of `shares` to hold numbers from 0 to 1 that sum to 1 but got {shares}.")
+    if (shares[index.counts == 0] > 0).any():
+        empty = index.cell_names((index.counts == 0) & (shares > 0))
+        raise ValueError(f"Expected share 0 for cells without samples but got more for {empty}.")

@@ -1,0 +1,113 @@
+"""The user's settings: checked at once, with the shorthand strings resolved here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fairbatch_lightning.columns import Source
+from fairbatch_lightning.controller import Alpha, ShareController, check_settings
+from fairbatch_lightning.criteria import (
+    Compare,
+    Criterion,
+    DemographicParity,
+    EqualizedOdds,
+    EqualOpportunity,
+)
+from fairbatch_lightning.estimate import Estimate, ExactEstimate
+from fairbatch_lightning.groups import GroupIndex
+from fairbatch_lightning.losses import PerSampleLoss, resolve_loss
+
+CRITERIA: dict[str, Callable[[int], Criterion]] = {
+    "equal_opportunity": EqualOpportunity,
+    "equalized_odds": lambda positive: EqualizedOdds(),
+    "demographic_parity": DemographicParity,
+}
+ESTIMATES: dict[str, Callable[[], Estimate]] = {"exact": ExactEstimate}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of [`FairBatch`][fairbatch_lightning.FairBatch], where they are described."""
+
+    criterion: str | Criterion
+    groups: Source
+    labels: Source
+    alpha: Alpha
+    threshold: float
+    min_share: float
+    compare: Compare
+    positive_label: int | str
+    loss: PerSampleLoss | str | None
+    logits: str | None
+    estimate: str | Estimate
+    update_every: str | int
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_settings(self.alpha, self.threshold, self.min_share, self.compare)
+        self._check_criterion()
+        self.per_sample_loss()
+        self.new_estimate()
+        if self.logits is not None and not isinstance(self.logits, str):
+            raise ValueError(f"Expected argument `logits` to be the name of a submodule but got {self.logits!r}.")
+        every = self.update_every
+        if every != "epoch" and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise ValueError(
+                f'Expected argument `update_every` to be "epoch" or a positive number of batches but got {every!r}.'
+            )
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"Expected argument `seed` to be an integer of at least 0 but got {self.seed!r}.")
+
+    def per_sample_loss(self) -> PerSampleLoss:
+        """Return the function that gives one loss per sample."""
+        return resolve_loss(self.loss)
+
+    def new_criterion(self, index: GroupIndex) -> Criterion:
+        """Return the criterion for labels as the data has them."""
+        if isinstance(self.criterion, Criterion):
+            return self.criterion
+        compares_all = self.criterion == "equalized_odds"
+        return CRITERIA[self.criterion](0 if compares_all else self._positive_row(index))
+
+    def new_controller(self, index: GroupIndex) -> ShareController:
+        """Return a controller that starts at ordinary sampling of the data."""
+        return ShareController(
+            index.counts,
+            alpha=self.alpha,
+            threshold=self.threshold,
+            min_share=self.min_share,
+            compare=self.compare,
+        )
+
+    def new_estimate(self) -> Estimate:
+        """Return the estimate for one fit."""
+        if isinstance(self.estimate, str) and self.estimate in ESTIMATES:
+            return ESTIMATES[self.estimate]()
+        if isinstance(self.estimate, str) or not callable(getattr(self.estimate, "measure", None)):
+            raise ValueError(
+                f"Expected argument `estimate` to be one of {list(ESTIMATES)} or an object with a method `measure` but"
+                f" got {self.estimate!r}."
+            )
+        return self.estimate
+
+    def _check_criterion(self) -> None:
+        if not isinstance(self.criterion, Criterion) and self.criterion not in CRITERIA:
+            raise ValueError(
+                f"Expected argument `criterion` to be one of {list(CRITERIA)} or a criterion object but got"
+                f" {self.criterion!r}."
+            )
+        if isinstance(self.criterion, Criterion) and self.positive_label != 1:
+            raise ValueError(
+                "Expected argument `positive_label` to be left out with a criterion object, which has its own:"
+                f" {self.criterion}."
+            )
+
+    def _positive_row(self, index: GroupIndex) -> int:
+        try:
+            return index.row_of(self.positive_label)
+        except ValueError as error:
+            raise ValueError(
+                f"Expected argument `positive_label` to be one of the data's labels {list(index.label_values)} but got"
+                f" {self.positive_label!r}."
+            ) from error
