@@ -35,7 +35,7 @@ def lift_to_floor(shares: Tensor, present: Tensor, min_share: float) -> Tensor:
     >>> lift_to_floor(torch.tensor([[0.01, 0.39, 0.6]]), torch.ones(1, 3, dtype=torch.bool), 0.1)
     tensor([[0.1000, 0.3570, 0.5430]])
     """
-    floor = min_share * present
+    floor = min_share * present.to(shares.dtype)
     above = (shares - floor).clamp(min=0)
     room = 1 - floor.sum(1, keepdim=True)
     scale = room / above.sum(1, keepdim=True).clamp(min=torch.finfo(shares.dtype).tiny)
