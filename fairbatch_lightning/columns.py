@@ -62,6 +62,15 @@ def is_array(source: object) -> bool:
     return not isinstance(source, str | int | Mapping) and not callable(source) and isinstance(source, Sized)
 
 
+def fits(source: Any, dataset: Any) -> bool:
+    """Return whether `source` has a value for every sample of the dataset, or of a dataset that it wraps."""
+    while isinstance(dataset, Sized):
+        if len(source) == len(dataset):
+            return True
+        dataset = getattr(dataset, "dataset", None)
+    return False
+
+
 def _look_up(dataset: Any, source: Source, role: Role) -> Column | None:
     """Return the column, or None if it is not to be had without reading samples."""
     if is_array(source) and len(source) == _length(dataset):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fairbatch_lightning.columns import Column, Source, categorical, find_column, is_array
+from fairbatch_lightning.columns import Column, Source, categorical, find_column, fits, is_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ def _several(groups: Source, dataset: Any) -> dict[str, Source]:
     """Return the attributes that make up the groups, by name; a lone attribute needs none."""
     if isinstance(groups, Mapping):
         return dict(groups)
-    if isinstance(groups, list | tuple) and groups and len(groups) != len(dataset):
+    if isinstance(groups, list | tuple) and groups and not fits(groups, dataset):
         if all(isinstance(source, str) for source in groups):
             return {source: source for source in groups}
         if all(is_array(source) for source in groups):

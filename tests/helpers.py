@@ -1,0 +1,68 @@
+"""A small unfair problem and a module that remembers what it was trained on."""
+
+import lightning as L
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+GROUPS = ("a", "b", "c")
+
+
+class Toy(Dataset):
+    """Labels depend on x differently in every group, so that losses differ. A sample is (x, y, its index)."""
+
+    def __init__(self, num_samples=240, num_labels=2, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.group_ids = torch.randint(len(GROUPS), (num_samples,), generator=generator)
+        self.x = torch.randn(num_samples, 4, generator=generator)
+        score = self.x[:, 0] + self.x[:, 1] * (self.group_ids - 1) + self.group_ids / 2
+        edges = torch.quantile(score, torch.arange(1, num_labels) / num_labels)
+        self.targets = torch.bucketize(score, edges)
+        self.group = [GROUPS[i] for i in self.group_ids]
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.targets[index], index
+
+
+class ToyModule(L.LightningModule):
+    """A linear classifier that keeps the indices of every training batch in `batches`."""
+
+    def __init__(self, num_labels=2, lr=0.1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(4, num_labels)
+        self.lr = lr
+        self.batches = []
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y, index = batch
+        if self.training:
+            self.batches.append(index.tolist())
+        loss = functional.cross_entropy(self(x), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def loader(dataset=None, batch_size=20, **kwargs):
+    return DataLoader(dataset if dataset is not None else Toy(), batch_size=batch_size, shuffle=True, **kwargs)
+
+
+def trainer(*callbacks, max_epochs=3, **kwargs):
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "devices": 1,
+    }
+    return L.Trainer(max_epochs=max_epochs, callbacks=list(callbacks), **{**quiet, **kwargs})

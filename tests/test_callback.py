@@ -1,0 +1,325 @@
+"""The one line in a real Trainer."""
+
+import csv
+
+import lightning as L
+import pytest
+import pytorch_lightning
+import torch
+from helpers import GROUPS, Toy, ToyModule, loader, trainer
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities import CombinedLoader
+from torch.nn import functional
+from torch.utils.data import DataLoader, Subset
+
+from fairbatch_lightning import EqualizedOdds, FairBatch, FairSampler, GroupIndex, ShareController
+
+
+class ToyData(L.LightningDataModule):
+    def setup(self, stage):
+        self.dataset = Toy()
+
+    def train_dataloader(self):
+        return loader(self.dataset)
+
+    def val_dataloader(self):
+        return DataLoader(self.dataset, batch_size=20)
+
+
+class OwnLoader(ToyModule):
+    def train_dataloader(self):
+        return loader()
+
+
+def fit(callback, module=None, data=None, **kwargs):
+    module = ToyModule() if module is None else module
+    run = trainer(callback, **kwargs)
+    run.fit(module, loader() if data is None else data)
+    return module
+
+
+def reference_run(num_epochs, alpha=0.05, criterion=None, num_labels=2):
+    """Train by hand with the parts, without Lightning: what the callback must do."""
+    dataset, module = Toy(num_labels=num_labels), ToyModule(num_labels)
+    index = GroupIndex.from_dataset(dataset, groups="group")
+    controller = ShareController(index.counts, alpha=alpha)
+    sampler = FairSampler(dataset.targets, dataset.group, 20, drop_last=False)
+    optimizer = module.configure_optimizers()
+    batches, losses = [], []
+    for epoch in range(num_epochs):
+        sampler.set_epoch(epoch)
+        sampler.shares = controller.shares
+        for batch in sampler.batches():
+            batches.append(batch)
+            optimizer.zero_grad()
+            functional.cross_entropy(module(dataset.x[batch]), dataset.targets[batch]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            per_sample = functional.cross_entropy(module(dataset.x), dataset.targets, reduction="none")
+        cells = torch.zeros(index.shape, dtype=torch.float64)
+        cells.index_put_((dataset.targets, dataset.group_ids), per_sample.double(), accumulate=True)
+        losses.append(cells / index.counts)
+        controller.update((criterion or EqualizedOdds()).signal(losses[-1], index.counts))
+    return module, batches, losses, controller.shares
+
+
+@pytest.mark.parametrize("num_labels", [2, 3])
+def test_equals_the_parts_put_together_by_hand(num_labels):
+    """Batches, losses, shares and weights of a Trainer with the callback are those of a plain loop."""
+    callback = FairBatch("equalized_odds", groups="group", alpha=0.05)
+    module = fit(callback, ToyModule(num_labels), loader(Toy(num_labels=num_labels)), max_epochs=6)
+    expected, batches, losses, shares = reference_run(6, num_labels=num_labels)
+    assert module.batches == batches
+    for record, loss in zip(callback.history, losses, strict=True):
+        torch.testing.assert_close(record.losses, loss, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(callback.shares, shares)
+    assert (callback.shares - callback.history[0].shares_before).abs().max() > 0.04
+    torch.testing.assert_close(module.net.weight, expected.net.weight)
+
+
+def test_history_tells_the_story():
+    callback = FairBatch(groups="group", alpha=0.05)
+    assert callback.shares is None
+    assert callback.counts is None
+    assert callback.history == []
+    fit(callback, max_epochs=4)
+    assert [record.epoch for record in callback.history] == [0, 1, 2, 3]
+    assert [record.step for record in callback.history] == [12, 24, 36, 48]
+    assert callback.counts.sum() == 240
+    for before, after in zip(callback.history, callback.history[1:], strict=False):
+        assert torch.equal(before.shares_after, after.shares_before)
+    assert torch.equal(callback.history[-1].shares_after, callback.shares)
+    for record in callback.history:
+        assert record.gap_max == record.gaps.max()
+        spread = record.losses.max(1).values - record.losses.min(1).values
+        torch.testing.assert_close(record.gaps, spread)
+
+
+@pytest.mark.parametrize(
+    "source", ["datamodule", "module", "loader", "list", "dict", "combined"]
+)
+def test_every_source_of_the_train_loader(source):
+    _, batches, _, _ = reference_run(3)
+    callback = FairBatch(groups="group", alpha=0.05)
+    module = OwnLoader() if source == "module" else ToyModule()
+    run = trainer(callback)
+    given = loader()
+    if source in ("list", "dict", "combined"):
+        inside = [given] if source == "list" else {"only": given}
+        unwrap = (lambda batch: batch[0]) if source == "list" else (lambda batch: batch["only"])
+        step = module.training_step
+        module.training_step = lambda batch, batch_idx: step(unwrap(batch), batch_idx)
+        given = CombinedLoader(inside, "min_size") if source == "combined" else inside
+    run.fit(module, **{"datamodule": {"datamodule": ToyData()}, "module": {}}.get(source, {"train_dataloaders": given}))
+    assert module.batches == batches
+
+
+def test_users_objects_are_as_before():
+    given, module = loader(), ToyModule()
+    before = dict(vars(given))
+    run = trainer(FairBatch(groups="group"))
+    run.fit(module, given)
+    assert vars(given) == before
+    assert not module._forward_hooks
+    assert "dataloader" not in vars(run.fit_loop._data_source)
+    assert "log" not in vars(module)
+
+
+def test_users_objects_are_as_before_after_an_exception():
+    class Failing(ToyModule):
+        def on_train_epoch_end(self):
+            raise RuntimeError("boom")
+
+    given, module = loader(), Failing()
+    before = dict(vars(given))
+    run = trainer(FairBatch(groups="group"))
+    with pytest.raises(RuntimeError, match="boom"):
+        run.fit(module, given)
+    assert vars(given) == before
+    assert not module._forward_hooks
+    assert "dataloader" not in vars(run.fit_loop._data_source)
+
+
+def test_a_second_fit_starts_afresh():
+    callback = FairBatch(groups="group", alpha=0.05)
+    first = fit(callback)
+    second = fit(callback)
+    assert first.batches == second.batches
+    assert len(callback.history) == 3
+
+
+def test_drop_last_and_epoch_length_are_the_loaders():
+    dataset = Subset(Toy(), range(230))
+    for drop_last in (True, False):
+        plain = loader(dataset, drop_last=drop_last)
+        module = fit(FairBatch(groups="group"), data=plain, max_epochs=1)
+        assert len(module.batches) == len(plain)
+        assert {len(batch) for batch in module.batches} == {20}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_change_nothing(num_workers, persistent):
+    if persistent and not num_workers:
+        pytest.skip("torch refuses it")
+    _, batches, _, shares = reference_run(3)
+    callback = FairBatch(groups="group", alpha=0.05)
+    module = fit(callback, data=loader(num_workers=num_workers, persistent_workers=persistent))
+    assert module.batches == batches
+    torch.testing.assert_close(callback.shares, shares)
+
+
+def test_updates_within_an_epoch():
+    callback = FairBatch(groups="group", alpha=0.05, update_every=5)
+    module = fit(callback, max_epochs=2)
+    assert [record.step for record in callback.history] == [5, 10, 15, 20]
+    index = callback.index
+    expected = FairSampler(Toy().targets, Toy().group, 20, drop_last=False)
+    batches = []
+    for epoch in range(2):
+        expected.set_epoch(epoch)
+        for batch in expected.batches():
+            batches.append(batch)
+            if len(batches) % 5 == 0:
+                expected.shares = callback.history[len(batches) // 5 - 1].shares_after
+    assert module.batches == batches
+    assert index.group_names == GROUPS
+
+
+def test_logs_have_stable_names(tmp_path):
+    callback = FairBatch(groups="group", alpha=0.05)
+    run = trainer(callback, logger=CSVLogger(tmp_path))
+    run.fit(ToyModule(), loader())
+    with open(f"{run.logger.log_dir}/metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["fairbatch/gap_max"]]
+    assert len(rows) == 3
+    for row, record in zip(rows, callback.history, strict=True):
+        assert float(row["fairbatch/gap_max"]) == pytest.approx(record.gap_max, rel=1e-5)
+        for y in range(2):
+            for z, group in enumerate(GROUPS):
+                assert float(row[f"fairbatch/loss/{y}/{group}"]) == pytest.approx(float(record.losses[y, z]), rel=1e-5)
+                share = float(record.shares_after[y, z])
+                assert float(row[f"fairbatch/share/{y}/{group}"]) == pytest.approx(share, rel=1e-5)
+    assert run.progress_bar_metrics["fairbatch/gap_max"] == pytest.approx(callback.history[-1].gap_max, rel=1e-5)
+
+
+def test_intersectional_groups_have_readable_names():
+    dataset = Toy()
+    dataset.age = ["old" if i % 2 else "young" for i in range(240)]
+    callback = FairBatch(groups=["group", "age"], alpha=0.05)
+    fit(callback, data=loader(dataset), max_epochs=1)
+    assert callback.shares.shape == (2, 6)
+    assert callback.index.group_names[0] == "group=a, age=old"
+
+
+def test_criterion_object_and_string_are_the_same():
+    by_string, by_object = FairBatch("equalized_odds", groups="group"), FairBatch(EqualizedOdds(), groups="group")
+    assert fit(by_string).batches == fit(by_object).batches
+
+
+def test_alpha_can_be_a_schedule():
+    callback = FairBatch(groups="group", alpha=lambda update: 0.1 / 2**update)
+    fit(callback)
+    moved = [(r.shares_after - r.shares_before).clamp(min=0).sum().item() for r in callback.history]
+    assert moved == pytest.approx([0.1, 0.05, 0.025])
+
+
+def test_error_as_loss_counts_wrong_predictions():
+    callback = FairBatch(groups="group", loss="error")
+    module = fit(callback, max_epochs=1)
+    dataset = Toy()
+    with torch.no_grad():
+        wrong = module(dataset.x).argmax(1) != dataset.targets
+    for y in range(2):
+        for z in range(3):
+            cell = (dataset.targets == y) & (dataset.group_ids == z)
+            assert float(callback.history[0].losses[y, z]) == pytest.approx(float(wrong[cell].double().mean()))
+
+
+def test_demographic_parity_measures_against_the_positive_label():
+    callback = FairBatch("demographic_parity", groups="group", positive_label=0)
+    module = fit(callback, max_epochs=1)
+    dataset = Toy()
+    with torch.no_grad():
+        losses = functional.cross_entropy(module(dataset.x), torch.zeros(240, dtype=torch.long), reduction="none")
+    for y in range(2):
+        for z in range(3):
+            cell = (dataset.targets == y) & (dataset.group_ids == z)
+            assert float(callback.history[0].losses[y, z]) == pytest.approx(float(losses[cell].mean()), rel=1e-5)
+
+
+def test_resume_at_the_end_of_an_epoch(tmp_path):
+    whole = FairBatch(groups="group", alpha=0.05)
+    uninterrupted = fit(whole, max_epochs=5)
+    first = FairBatch(groups="group", alpha=0.05)
+    run = trainer(first, max_epochs=2)
+    run.fit(ToyModule(), loader())
+    run.save_checkpoint(tmp_path / "last.ckpt")
+    torch.load(tmp_path / "last.ckpt", weights_only=True)
+    second, module = FairBatch(groups="group", alpha=0.05), ToyModule()
+    trainer(second, max_epochs=5).fit(module, loader(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    assert module.batches == uninterrupted.batches[24:]
+    assert torch.equal(module.net.weight, uninterrupted.net.weight)
+    assert torch.equal(second.shares, whole.shares)
+    assert [r.epoch for r in second.history] == [0, 1, 2, 3, 4]
+
+
+def test_checkpoints_with_and_without_the_callback(tmp_path):
+    run = trainer(FairBatch(groups="group"), max_epochs=1)
+    run.fit(ToyModule(), loader())
+    run.save_checkpoint(tmp_path / "with.ckpt")
+    trainer(max_epochs=2).fit(ToyModule(), loader(), ckpt_path=tmp_path / "with.ckpt", weights_only=True)
+    run = trainer(max_epochs=1)
+    run.fit(ToyModule(), loader())
+    run.save_checkpoint(tmp_path / "without.ckpt")
+    callback = FairBatch(groups="group")
+    trainer(callback, max_epochs=2).fit(
+        ToyModule(), loader(), ckpt_path=tmp_path / "without.ckpt", weights_only=True
+    )
+    assert [record.epoch for record in callback.history] == [1]
+
+
+def test_resume_on_other_data_is_refused(tmp_path):
+    run = trainer(FairBatch(groups="group"), max_epochs=1)
+    run.fit(ToyModule(), loader())
+    run.save_checkpoint(tmp_path / "last.ckpt")
+    other = loader(Toy(seed=1))
+    with pytest.raises(ValueError, match=r"Its cells had the counts .*, now they have .*labels \['0', '1'\]"):
+        trainer(FairBatch(groups="group"), max_epochs=2).fit(
+            ToyModule(), other, ckpt_path=tmp_path / "last.ckpt", weights_only=True
+        )
+
+
+def test_works_in_both_of_lightnings_namespaces():
+    class OldToyModule(pytorch_lightning.LightningModule):
+        __init__ = ToyModule.__init__
+        forward, training_step = ToyModule.forward, ToyModule.training_step
+        configure_optimizers = ToyModule.configure_optimizers
+
+    OldToyModule.__init__ = lambda self: (
+        pytorch_lightning.LightningModule.__init__(self),
+        vars(self).update(batches=[], lr=0.1),
+        torch.manual_seed(0),
+        setattr(self, "net", torch.nn.Linear(4, 2)),
+    )[0]
+    module = OldToyModule()
+    callback = FairBatch(groups="group", alpha=0.05)
+    pytorch_lightning.Trainer(
+        max_epochs=3, callbacks=[callback], logger=False, enable_checkpointing=False, accelerator="cpu"
+    ).fit(module, loader())
+    assert module.batches == fit(FairBatch(groups="group", alpha=0.05)).batches
+    assert len(callback.history) == 3
+
+
+def test_validate_and_test_are_untouched():
+    class Validated(ToyModule):
+        def validation_step(self, batch, batch_idx):
+            self.log("seen", float(batch_idx))
+
+        test_step = validation_step
+
+    run = trainer(FairBatch(groups="group"))
+    module = Validated()
+    run.validate(module, ToyData(), verbose=False)
+    run.fit(module, ToyData())
+    run.test(module, loader(), verbose=False)
