@@ -112,7 +112,7 @@ def _several(groups: Source, dataset: Any) -> dict[str, Source]:
     if isinstance(groups, Mapping):
         return dict(groups)
     if isinstance(groups, list | tuple) and groups and not fits(groups, dataset):
-        if all(isinstance(source, str) for source in groups):
+        if all(isinstance(source, str) for source in groups) and len(set(groups)) == len(groups):
             return {source: source for source in groups}
         if all(is_array(source) for source in groups):
             return {f"attribute {number}": source for number, source in enumerate(groups)}

@@ -95,9 +95,7 @@ def test_history_tells_the_story():
         torch.testing.assert_close(record.gaps, spread)
 
 
-@pytest.mark.parametrize(
-    "source", ["datamodule", "module", "loader", "list", "dict", "combined"]
-)
+@pytest.mark.parametrize("source", ["datamodule", "module", "loader", "list", "dict", "combined"])
 def test_every_source_of_the_train_loader(source):
     _, batches, _, _ = reference_run(3)
     callback = FairBatch(groups="group", alpha=0.05)
@@ -157,11 +155,8 @@ def test_drop_last_and_epoch_length_are_the_loaders():
         assert {len(batch) for batch in module.batches} == {20}
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_workers_change_nothing(num_workers, persistent):
-    if persistent and not num_workers:
-        pytest.skip("torch refuses it")
     _, batches, _, shares = reference_run(3)
     callback = FairBatch(groups="group", alpha=0.05)
     module = fit(callback, data=loader(num_workers=num_workers, persistent_workers=persistent))
@@ -273,9 +268,7 @@ def test_checkpoints_with_and_without_the_callback(tmp_path):
     run.fit(ToyModule(), loader())
     run.save_checkpoint(tmp_path / "without.ckpt")
     callback = FairBatch(groups="group")
-    trainer(callback, max_epochs=2).fit(
-        ToyModule(), loader(), ckpt_path=tmp_path / "without.ckpt", weights_only=True
-    )
+    trainer(callback, max_epochs=2).fit(ToyModule(), loader(), ckpt_path=tmp_path / "without.ckpt", weights_only=True)
     assert [record.epoch for record in callback.history] == [1]
 
 
@@ -290,23 +283,25 @@ def test_resume_on_other_data_is_refused(tmp_path):
         )
 
 
-def test_works_in_both_of_lightnings_namespaces():
-    class OldToyModule(pytorch_lightning.LightningModule):
-        __init__ = ToyModule.__init__
-        forward, training_step = ToyModule.forward, ToyModule.training_step
-        configure_optimizers = ToyModule.configure_optimizers
+class OtherNamespace(pytorch_lightning.LightningModule):
+    """ToyModule for `pytorch_lightning`, which has its own copy of every class."""
 
-    OldToyModule.__init__ = lambda self: (
-        pytorch_lightning.LightningModule.__init__(self),
-        vars(self).update(batches=[], lr=0.1),
-        torch.manual_seed(0),
-        setattr(self, "net", torch.nn.Linear(4, 2)),
-    )[0]
-    module = OldToyModule()
-    callback = FairBatch(groups="group", alpha=0.05)
-    pytorch_lightning.Trainer(
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.lr, self.batches = torch.nn.Linear(4, 2), 0.1, []
+
+    forward = ToyModule.forward
+    training_step = ToyModule.training_step
+    configure_optimizers = ToyModule.configure_optimizers
+
+
+def test_works_in_both_of_lightnings_namespaces():
+    module, callback = OtherNamespace(), FairBatch(groups="group", alpha=0.05)
+    run = pytorch_lightning.Trainer(
         max_epochs=3, callbacks=[callback], logger=False, enable_checkpointing=False, accelerator="cpu"
-    ).fit(module, loader())
+    )
+    run.fit(module, loader())
     assert module.batches == fit(FairBatch(groups="group", alpha=0.05)).batches
     assert len(callback.history) == 3
 

@@ -78,7 +78,9 @@ def test_binary_case_is_the_papers_algorithm(algorithm, criterion, compare):
             lam = clipped
             means = torch.tensor([[mean(cell) for cell in row] for row in losses], dtype=torch.float64)
             controller.update(criterion.signal(means, counts))
-            torch.testing.assert_close(controller.shares[:, 0], torch.tensor(lam, dtype=torch.float64), atol=1e-9, rtol=0)
+            torch.testing.assert_close(
+                controller.shares[:, 0], torch.tensor(lam, dtype=torch.float64), atol=1e-9, rtol=0
+            )
             steps += 1
     assert steps == 3000
     assert bounded > 20
@@ -186,9 +188,9 @@ def problems(draw, distinct=False):
     counts[:, 0] = counts[:, 0].clamp(min=1)
     values = st.floats(0, 5) if not distinct else st.floats(0, 5, width=32)
     signals = [
-        torch.tensor(
-            draw(st.lists(values, min_size=size, max_size=size, unique=distinct)), dtype=torch.float64
-        ).view(num_labels, num_groups)
+        torch.tensor(draw(st.lists(values, min_size=size, max_size=size, unique=distinct)), dtype=torch.float64).view(
+            num_labels, num_groups
+        )
         for _ in range(draw(st.integers(1, 6)))
     ]
     signals = [EqualizedOdds().signal(signal, counts) for signal in signals]

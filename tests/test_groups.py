@@ -269,7 +269,11 @@ class Broken(Dataset):
         (Faces(), {"groups": ["a", None] * 4}, "4 of 8 are missing .the first at index 1"),
         (Faces(), {"groups": pd.Series(["a", None] * 4)}, "4 of 8 are missing .the first at index 1"),
         (Faces(), {"groups": [1.0, float("nan")] * 4}, "4 of 8 are missing .the first at index 1"),
-        (Faces(), {"groups": np.array([1j] * 8)}, "`groups` to hold integers or strings but got values of type complex"),
+        (
+            Faces(),
+            {"groups": np.array([1j] * 8)},
+            "`groups` to hold integers or strings but got values of type complex",
+        ),
         (Broken(), {"groups": "race"}, "Found no groups in Broken: it has no attribute, column or sample entry 'race'"),
         (Subset(Broken(), [0, 1]), {}, "Found no groups in Broken: .* any of 'groups', 'group', 'z'. Pass `groups` as"),
         (Faces(), {"groups": {}}, "`groups` to name at least one attribute"),

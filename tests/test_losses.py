@@ -93,7 +93,10 @@ def test_all_samples_against_one_label():
     [
         (lambda: SampleLoss(index([0, 1, 2]), error, None)(torch.zeros(3, 2), torch.arange(3)), "each of the 3 labels"),
         (lambda: SampleLoss(index([0, 1, 2]), error, None)(torch.zeros(3), torch.arange(3)), "its logits have 2"),
-        (lambda: SampleLoss(index([0, 1]), error, None)(torch.zeros(2, 2, 4, 4), torch.arange(2)), "one prediction per"),
+        (
+            lambda: SampleLoss(index([0, 1]), error, None)(torch.zeros(2, 2, 4, 4), torch.arange(2)),
+            "one prediction per",
+        ),
         (
             lambda: SampleLoss(index([0, 1]), lambda x, y: x.mean(), None)(torch.zeros(2, 2), torch.arange(2)),
             r"one value per sample, shape \(2,\), but got \(\).*reduction='none'",

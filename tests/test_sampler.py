@@ -119,7 +119,9 @@ def test_ranks_partition_the_stream_of_one_process(cells, num_replicas):
         for rank in range(num_replicas)
     ]
     # One process must have as many batches, so that the streams are comparable.
-    one = FairSampler(labels, groups, 4 * num_replicas, shares=shares, seed=5, drop_last=len(labels) % num_replicas == 0)
+    one = FairSampler(
+        labels, groups, 4 * num_replicas, shares=shares, seed=5, drop_last=len(labels) % num_replicas == 0
+    )
     parts = [torch.tensor(list(rank)).view(-1, 4) for rank in ranks]
     if one.num_batches == ranks[0].num_batches:
         for number, batch in enumerate(torch.tensor(list(one)).view(-1, 4 * num_replicas)):

@@ -1,0 +1,6 @@
+"""Make `python -m fairbatch_lightning` the same as `fairbatch`."""
+
+from fairbatch_lightning.cli import main
+
+if __name__ == "__main__":
+    main()
