@@ -19,8 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument("--epochs", type=int, default=8, help="epochs of each training")
-    demo.add_argument("--faces", type=int, default=3000, help="number of training images")
-    demo.add_argument("--alpha", type=float, default=0.08, help="step of the shares")
+    demo.add_argument("--faces", type=int, default=2000, help="number of training images")
+    demo.add_argument("--alpha", type=float, default=0.1, help="step of the shares")
     demo.add_argument("--seed", type=int, default=0, help="decides data, weights and batches")
     demo.add_argument("--output", type=Path, default=Path("fairbatch_demo.png"), help="where to save the picture")
     args = parser.parse_args(arguments)
@@ -35,6 +35,8 @@ def _demo(args: argparse.Namespace) -> None:
         raise SystemExit(f"The demo needs {error.name}: pip install 'fairbatch-lightning[demo]'") from error
     from fairbatch_lightning import demo
 
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    for namespace in ("lightning.pytorch", "pytorch_lightning"):
+        logging.getLogger(f"{namespace}.utilities.rank_zero").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated.*")  # from inside Lightning
     demo.run(args.epochs, args.faces, args.alpha, args.seed, args.output)

@@ -38,9 +38,9 @@ def plot_history(fairbatch: FairBatch, path: str | Path) -> None:
         panels[0][label].set(title=f"label {name}", ylabel="share of the label's draws", ylim=(0, None))
         _draw_cells(panels[1][label], losses[:, label], index.group_names, first=1)
         panels[1][label].set(ylabel="mean loss", xlabel="update", ylim=(0, None))
-    panels[0][0].legend(title="group", frameon=False)
     _draw_gaps(panels[0][-1], torch.stack([record.gaps for record in history]), index.label_names)
     panels[1][-1].axis("off")
+    panels[1][-1].legend(*panels[0][0].get_legend_handles_labels(), title="group", loc="upper left", frameon=False)
     figure.savefig(path, dpi=150)
 
 
