@@ -11,8 +11,10 @@ import torch
 
 
 @contextmanager
-def preserved_rng() -> Iterator[None]:
+def preserved_rng(seed: int | None = None) -> Iterator[None]:
     """Restore the states of Python's, NumPy's and torch's generators (CPU and accelerator) on exit.
+
+    With a `seed` what happens inside is repeatable.
 
     >>> torch.manual_seed(0).initial_seed()
     0
@@ -24,6 +26,10 @@ def preserved_rng() -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(**_accelerator()):
+            if seed is not None:
+                random.seed(seed)
+                np.random.seed(seed)  # noqa: NPY002
+                torch.manual_seed(seed)
             yield
     finally:
         random.setstate(python_state)

@@ -56,6 +56,7 @@ class FairBatch(AnyCallback):
         estimate: How losses are measured: "exact" evaluates all training samples; or an object with `measure`.
         update_every: "epoch", or a number of training batches. Batches that worker processes have fetched in advance
             are not affected by an update.
+        loader: Which train DataLoader to act on if there are several: its key in the dict, or its position in the list.
         seed: Decides which samples are drawn.
     """
 
@@ -74,6 +75,7 @@ class FairBatch(AnyCallback):
         logits: str | None = None,
         estimate: str | Estimate = "exact",
         update_every: str | int = "epoch",
+        loader: str | int | None = None,
         seed: int = 0,
     ) -> None:
         self._settings = Settings(
@@ -89,6 +91,7 @@ class FairBatch(AnyCallback):
             logits=logits,
             estimate=estimate,
             update_every=update_every,
+            loader=loader,
             seed=seed,
         )
         self._training: FairTraining | None = None
@@ -133,10 +136,17 @@ class FairBatch(AnyCallback):
         request = self._data_source.dataloader
         self._data_source.dataloader = lambda: self._fair_loader(request(), trainer, pl_module)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make up for an update that the interrupted run did not get to."""
+        if self._training is not None and self._settings.update_every == "epoch":
+            epoch = self._training.missed_epoch()
+            if epoch is not None:
+                self._training.update(epoch)
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """On the first batch, see whether the logits can be had."""
         if self._training is not None and not self._training.logits_seen:
-            self._training.run.capture.arm(self._training.run.loader.batch_size)
+            self._training.expect_logits(batch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
 from torchmetrics import Metric
 
 from fairbatch_lightning._random import preserved_rng
@@ -37,7 +42,9 @@ class TrainingRun:
     rank: int
     num_replicas: int
     whole_step: bool = False
-    """Whether the logits are what `training_step` returns, so that it has to run to its end."""
+    """Whether `training_step` has to run to its end, because it returns the logits or the strategy needs it."""
+    seen_batch: Any = None
+    """A training batch, kept only if several loaders make up a batch: for the parts of the others."""
 
     def new_metric(self) -> GroupLoss:
         """Return an empty measurement on the module's device."""
@@ -69,49 +76,86 @@ class ExactEstimate:
     def measure(self, run: TrainingRun) -> GroupLoss:
         """Return the losses of the cells over the whole training set."""
         metric = run.new_metric()
-        samples = range(run.rank, len(run.index), run.num_replicas)
-        with preserved_rng(), evaluating(run.module, keep_metrics=run.whole_step), torch.no_grad():
-            start, limit = 0, _num_batches(run.trainer)
-            for number, batch in enumerate(self._batches(run, samples)):
-                chosen = samples[start : start + run.loader.batch_size]
-                rows, columns = run.index.labels_and_groups(slice(chosen.start, chosen.stop, chosen.step))
-                logits = logits_of(run, run.loader.wrap(batch), number, len(chosen))
-                losses = run.sample_loss(logits, rows)
+        batches = OrderedBatches(len(run.index), run.loader.batch_size, run.rank, run.num_replicas)
+        seed = run.trainer.global_step
+        with preserved_rng(seed), evaluating(run.module, keep_metrics=run.whole_step), torch.no_grad():
+            numbered = enumerate(self._loader_of(run, batches, seed))
+            for number, batch in itertools.islice(numbered, _num_batches(run.trainer)):
+                samples = batches.samples(number)
+                logits = logits_of(run, batch, number, len(samples))
+                samples = samples[samples >= 0]
+                rows, columns = run.index.labels_and_groups(samples)
+                losses = run.sample_loss(logits[: len(samples)], rows)
                 metric.update(losses.to(metric.device), rows.to(metric.device), columns.to(metric.device))
-                start += len(chosen)
-                if number + 1 >= limit:
-                    break
         return metric
 
-    def _batches(self, run: TrainingRun, samples: range) -> DataLoader[Any]:
-        """Return the user's loader with all samples in order; kept, so that persistent workers persist."""
+    def _loader_of(self, run: TrainingRun, batches: OrderedBatches, seed: int) -> DataLoader[Any]:
+        """Return the user's loader with these batches; kept, so that persistent workers persist."""
         if self._loader is None or self._source is not run.loader.loader:
-            batches = BatchSampler(samples, run.loader.batch_size, drop_last=False)
             self._loader = with_batches(run.loader.loader, batches, generator=torch.Generator())
             self._source = run.loader.loader
+        self._loader.generator.manual_seed(seed)
         return self._loader
+
+
+class OrderedBatches(Sampler[list[int]]):
+    """Every sample once, in order, split over the processes, which all get the same number of batches.
+
+    >>> list(OrderedBatches(5, batch_size=2, rank=0, num_replicas=2))
+    [[0, 2], [4]]
+    """
+
+    drop_last = False
+
+    def __init__(self, num_samples: int, batch_size: int, rank: int, num_replicas: int) -> None:
+        self.batch_size = batch_size
+        self._num_samples, self._rank, self._num_replicas = num_samples, rank, num_replicas
+        self.sampler = range(-(-num_samples // num_replicas))
+
+    def __len__(self) -> int:
+        return -(-len(self.sampler) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in range(len(self)):
+            yield np.maximum(self.samples(number), 0).tolist()
+
+    def samples(self, number: int) -> np.ndarray[Any, Any]:
+        """Return the samples of a batch; -1 for one that only fills up the number, and must not be counted."""
+        places = np.asarray(self.sampler[number * self.batch_size : (number + 1) * self.batch_size])
+        samples = places * self._num_replicas + self._rank
+        return np.where(samples < self._num_samples, samples, -1)
 
 
 def logits_of(run: TrainingRun, batch: Any, number: int, batch_size: int) -> Tensor:
     """Return the logits that the module's `training_step` computes for a batch from the loader."""
-    trainer = run.trainer
-    batch = trainer.precision_plugin.convert_input(batch)
-    batch = run.module._on_before_batch_transfer(batch, dataloader_idx=0)
-    batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-    step = trainer.fit_loop.epoch_loop._build_kwargs(OrderedDict(), batch, number)
-    run.capture.arm(batch_size, stop=True)
+    step, arguments = _training_step(run, run.loader.wrap(batch, run.seen_batch), number)
+    run.capture.arm(batch_size, stop=not run.whole_step)
     output = None
     try:
-        with trainer.precision_plugin.train_step_context():
-            output = run.module.training_step(*step.values())
+        with run.trainer.precision_plugin.train_step_context():
+            output = step(*arguments)
     except ForwardDone:
         pass
     finally:
         logits = run.capture.take()
     logits = find_logits(output) if logits is None else logits
-    if logits is None or len(logits) != batch_size:
+    if logits is None or logits.ndim == 0 or len(logits) != batch_size:
         raise RuntimeError(no_logits(batch_size))
     return logits
+
+
+def _training_step(run: TrainingRun, batch: Any, number: int) -> tuple[Callable[..., Any], Iterable[Any]]:
+    """Return the module's `training_step` and its arguments, as Lightning would call it."""
+    trainer, module = run.trainer, run.module
+    step: Callable[..., Any] = module.training_step
+    if getattr(module, "_compiler_ctx", None) is not None:  # torch.compile has put a compiled one in front of it
+        step = functools.partial(type(module).training_step, module)
+    if "dataloader_iter" in inspect.signature(type(module).training_step).parameters:
+        return step, [iter([(batch, number, 0)])]
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+    batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+    return step, trainer.fit_loop.epoch_loop._build_kwargs(OrderedDict(), batch, number).values()
 
 
 def no_logits(batch_size: int) -> str:
@@ -123,10 +167,16 @@ def no_logits(batch_size: int) -> str:
     )
 
 
+def is_sharded(trainer: Trainer) -> bool:
+    """Return whether the strategy splits the model's weights: then a forward pass must not be left half-way."""
+    return type(trainer.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy", "DeepSpeedStrategy")
+
+
 @contextmanager
 def evaluating(module: LightningModule, *, keep_metrics: bool) -> Iterator[None]:
     """Put a module into evaluation mode for a while, with its logging off, and leave no trace."""
     modes = [(part, part.training) for part in module.modules()]
+    buffers = _same_on_all_processes(module)
     metrics = [part for part in module.modules() if isinstance(part, Metric) and keep_metrics]
     states = [(metric, _state(metric)) for metric in metrics]
     module.eval()
@@ -138,11 +188,23 @@ def evaluating(module: LightningModule, *, keep_metrics: bool) -> Iterator[None]
             part.training = mode
         for metric, state in states:
             vars(metric).update(state)
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
-def _num_batches(trainer: Trainer) -> float:
+def _same_on_all_processes(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Give all processes the first one's buffers (BatchNorm's statistics differ); return what they had."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return []
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    for buffer, _ in before:
+        dist.broadcast(buffer, src=0)
+    return before
+
+
+def _num_batches(trainer: Trainer) -> int | None:
     """Return after how many batches to stop: only a `fast_dev_run` does not want to see all of them."""
-    return trainer.num_training_batches if trainer.fast_dev_run else float("inf")  # type: ignore[attr-defined]
+    return int(trainer.num_training_batches) if trainer.fast_dev_run else None  # type: ignore[attr-defined]
 
 
 def _state(metric: Metric) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -26,30 +26,39 @@ class TrainLoader:
     Args:
         loader: The DataLoader itself.
         given: What the user gave: the loader, or a list, dict or CombinedLoader that holds it.
-        wrap: Puts something where the loader was, for example a batch.
+        position: Where the loader is among all that were given.
     """
 
     loader: DataLoader[Any]
     given: Any
-    wrap: Callable[[Any], Any]
+    position: int
 
     @classmethod
-    def find(cls, given: Any) -> TrainLoader:
-        """Find the loader, or refuse what cannot be made fair with the way out."""
-        leaves, spec = tree_flatten(given.iterables if _is_combined(given) else given)
-        if len(leaves) != 1:
-            raise ValueError(
-                f"FairBatch acts on one train DataLoader but got {len(leaves)}. Join the datasets with"
-                " torch.utils.data.ConcatDataset and return a single DataLoader."
-            )
-        _check_loader(leaves[0])
-        return cls(leaves[0], given, lambda inside: tree_unflatten([inside], spec))
+    def find(cls, given: Any, name: str | int | None = None) -> TrainLoader:
+        """Find the loader, by its key or position if there are several, or refuse what cannot be made fair."""
+        loaders = tree_leaves(_contents(given))
+        position = 0 if name is None and len(loaders) == 1 else _position(_contents(given), name)
+        _check_loader(loaders[position])
+        return cls(loaders[position], given, position)
 
     def put_back(self, loader: DataLoader[Any]) -> Any:
-        """Return what the user gave with another loader in it."""
-        if _is_combined(self.given):
-            return type(self.given)(self.wrap(loader), self.given._mode)
-        return self.wrap(loader)
+        """Return what the user gave with another loader in the place of this one."""
+        loaders, spec = tree_flatten(_contents(self.given))
+        loaders[self.position] = loader
+        replaced = tree_unflatten(loaders, spec)
+        return type(self.given)(replaced, self.given._mode) if _is_combined(self.given) else replaced
+
+    def wrap(self, batch: Any, seen: Any) -> Any:
+        """Return a batch of this loader as `training_step` gets it: with the other loaders' part of a batch `seen`."""
+        spec = tree_structure(_contents(self.given))
+        batches = [batch] if spec.num_leaves == 1 else spec.flatten_up_to(seen)
+        batches[self.position] = batch
+        return tree_unflatten(batches, spec)
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether a batch has parts from other loaders as well."""
+        return len(tree_leaves(_contents(self.given))) > 1
 
     @property
     def batch_size(self) -> int:
@@ -76,6 +85,8 @@ def with_batches(loader: DataLoader[Any], batch_sampler: Any, **changes: Any) ->
     The copy has every attribute of the original, so that subclasses and all their arguments survive.
     """
     lazy = type(type(loader).__name__, (_LazyStart, type(loader)), {"__module__": type(loader).__module__})
+    if hasattr(loader, "load_state_dict"):  # such as torchdata's: it would skip batches that are skipped already
+        lazy.load_state_dict = lambda self, state: None  # type: ignore[attr-defined]
     copy: DataLoader[Any] = object.__new__(lazy)
     vars(copy).update(vars(loader))
     vars(copy).update(
@@ -97,6 +108,24 @@ class _LazyStart:
 
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()  # type: ignore[misc]
+
+
+def _contents(given: Any) -> Any:
+    """Return the loader or loaders that were given, without Lightning's wrapper around them."""
+    return given.iterables if _is_combined(given) else given
+
+
+def _position(contents: Any, name: str | int | None) -> int:
+    """Return where the loader with this key or position is among the leaves."""
+    keys = list(contents) if isinstance(contents, Mapping) else list(range(len(tree_leaves(contents))))
+    if name is None:
+        raise ValueError(
+            f"FairBatch acts on one train DataLoader but got {len(keys)}. Name it, FairBatch(loader={keys[0]!r}), or"
+            " join the datasets with torch.utils.data.ConcatDataset and return a single DataLoader."
+        )
+    if name not in keys:
+        raise ValueError(f"Expected argument `loader` to be one of {keys} but got {name!r}.")
+    return keys.index(name)
 
 
 def _is_combined(given: Any) -> bool:

@@ -42,6 +42,7 @@ class Settings:
     logits: str | None
     estimate: str | Estimate
     update_every: str | int
+    loader: str | int | None
     seed: int
 
     def __post_init__(self) -> None:

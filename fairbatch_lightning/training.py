@@ -14,7 +14,7 @@ from torch import Tensor
 from fairbatch_lightning._warnings import warn
 from fairbatch_lightning.capture import LogitsCapture
 from fairbatch_lightning.criteria import Criterion, row_gaps
-from fairbatch_lightning.estimate import TrainingRun, no_logits
+from fairbatch_lightning.estimate import TrainingRun, is_sharded, no_logits
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.history import UpdateRecord
 from fairbatch_lightning.loaders import TrainLoader, with_batches
@@ -49,21 +49,23 @@ class FairTraining:
         self._settings = settings
         self._estimate = settings.new_estimate()
         self._warned = False
-        loader = TrainLoader.find(given)
+        loader = TrainLoader.find(given, settings.loader)
         self.index = GroupIndex.from_dataset(loader.loader.dataset, settings.labels, settings.groups)
         self._criterion = settings.new_criterion(self.index)
         _check_comparable(self._criterion, self.index)
         self.controller = settings.new_controller(self.index)
         self.history: list[UpdateRecord] = []
         self.logits_seen = False
+        self._resumed = False
         sample_loss = SampleLoss(self.index, settings.per_sample_loss(), self._criterion.target)
         processes = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
         self.run = TrainingRun(trainer, module, loader, self.index, sample_loss, capture, **processes)
+        self.run.whole_step = is_sharded(trainer)
         self._sampler = self._new_sampler()
 
     def reload(self, given: Any) -> None:
         """Go on with a loader that Lightning asked for anew."""
-        loader = TrainLoader.find(given)
+        loader = TrainLoader.find(given, self._settings.loader)
         index = GroupIndex.from_dataset(loader.loader.dataset, self._settings.labels, self._settings.groups)
         if _names(index) != _names(self.index):
             raise ValueError(
@@ -78,6 +80,11 @@ class FairTraining:
     def fair_loader(self) -> Any:
         """Return what Lightning was about to train on, with fair batches."""
         return self.run.loader.put_back(with_batches(self.run.loader.loader, FairBatchSampler(self._sampler)))
+
+    def expect_logits(self, batch: Any) -> None:
+        """Before the first training batch: keep its logits, to see whether they can be had."""
+        self.run.capture.arm(self.run.loader.batch_size)
+        self.run.seen_batch = batch if self.run.loader.is_one_of_several else None
 
     def check_logits(self, outputs: Any) -> None:
         """After the first training batch: see that its logits were found, or that the step returned them."""
@@ -95,30 +102,38 @@ class FairTraining:
             self.run.whole_step = True
         self.logits_seen = True
 
-    def update(self) -> UpdateRecord:
+    def update(self, epoch: int | None = None) -> UpdateRecord:
         """Measure the cells' losses, shift the shares, and write it down."""
         trainer = self.run.trainer
         losses = self._finite_losses(self._estimate.measure(self.run))
         before = self.controller.shares
         gaps = self.controller.update(self._criterion.signal(losses, self.index.counts))
         self._sampler.shares = self.controller.shares
-        record = UpdateRecord(
-            trainer.current_epoch,
-            trainer.global_step,
-            losses,
-            gaps,
-            before.clone(),
-            self.controller.shares.clone(),
-        )
+        epoch = trainer.current_epoch if epoch is None else epoch
+        after = self.controller.shares.clone()
+        record = UpdateRecord(epoch, trainer.global_step, losses, gaps, before.clone(), after)
         self.history.append(record)
         return record
 
+    def missed_epoch(self) -> int | None:
+        """Return the epoch whose update was not made, if any, when a run is resumed.
+
+        Lightning resumes from a checkpoint of an epoch's last batch at the next epoch, without the end of this one.
+        """
+        epoch = self._sampler.epoch
+        trained = any(record.epoch == epoch for record in self.history)
+        return epoch if self._resumed and epoch < self.run.trainer.current_epoch and not trained else None
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: the shares, the place in the epoch, and the history."""
+        progress: Any = self.run.trainer.fit_loop.epoch_loop.batch_progress.current
+        sampler = self._sampler.state_dict()
+        sampler["next_batch"] = min(sampler["next_batch"], progress.processed)  # worker processes have fetched more
         return {
             "counts": self.index.counts,
             "controller": self.controller.state_dict(),
-            "sampler": self._sampler.state_dict(),
+            "sampler": sampler,
+            "whole_step": self.run.whole_step,
             "history": [record.state_dict() for record in self.history],
         }
 
@@ -131,8 +146,20 @@ class FairTraining:
                 f" {list(self.index.label_names)}, groups {list(self.index.group_names)})."
             )
         self.controller.load_state_dict(state["controller"])
+        self._check_place(state["sampler"])
         self._sampler.load_state_dict(state["sampler"])
+        self.run.whole_step |= state["whole_step"]
+        self._resumed = True
         self.history = [UpdateRecord(**record) for record in state["history"]]
+
+    def _check_place(self, state: dict[str, Any]) -> None:
+        before, now = state["num_batches"], self._sampler.num_batches
+        if before != now and 0 < state["next_batch"] < before:
+            warn(
+                f"The checkpoint is from the middle of epoch {state['epoch']}, which had {before} batches on each"
+                f" process and now has {now}: the number of processes or the batch size is another one. The rest of"
+                " this epoch is drawn anew from the same shares; from the next epoch on all is as it would have been."
+            )
 
     def _new_sampler(self) -> FairSampler:
         run = self.run

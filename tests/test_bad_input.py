@@ -90,8 +90,13 @@ class OwnBatches:
     ("data", "arguments", "message"),
     [
         (lambda: DataLoader(Stream(), 20), {}, "cannot choose the samples of Stream: .* Use a map-style dataset"),
-        (lambda: [loader(), loader()], {}, "one train DataLoader but got 2. Join the datasets with .*ConcatDataset"),
-        (lambda: {"a": loader(), "b": loader()}, {}, "one train DataLoader but got 2"),
+        (
+            lambda: [loader(), loader()],
+            {},
+            r"got 2. Name it, FairBatch\(loader=0\), or join the datasets with .*ConcatDataset",
+        ),
+        (lambda: {"a": loader(), "b": loader()}, {}, "Name it, FairBatch.loader='a'."),
+        (lambda: [loader(), loader()], {"loader": 2}, r"`loader` to be one of \[0, 1\] but got 2"),
         (lambda: DataLoader(Toy(), batch_size=None), {}, "has batch_size=None.* give the DataLoader a batch_size"),
         (lambda: DataLoader(Toy(), batch_sampler=OwnBatches()), {}, "OwnBatches but cannot tell its batch size. Give"),
         (lambda: Batches(), {}, "needs a torch.utils.data.DataLoader for training but got Batches"),

@@ -1,0 +1,150 @@
+"""A run that is stopped and resumed from any checkpoint is, bit for bit, the run that never stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Toy, ToyModule, loader, trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
+
+from fairbatch_lightning import FairBatch, FairBatchWarning
+
+EPOCHS, BATCHES = 4, 12
+
+
+class Validated(ToyModule):
+    """With BatchNorm, whose statistics are part of the state, and a validation loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+
+    def validation_step(self, batch, batch_idx):
+        x, y, _ = batch
+        self.log("val_loss", torch.nn.functional.cross_entropy(self(x), y))
+
+
+def run(ckpt_path=None, checkpoint=None, num_workers=0, arguments=None, options=None):
+    """Train, from a checkpoint if there is one; return the module and the callback."""
+    torch.manual_seed(0)
+    module, callback = Validated(), FairBatch(groups="group", alpha=0.05, **(arguments or {}))
+    callbacks = [callback] if checkpoint is None else [callback, checkpoint]
+    fit = trainer(
+        *callbacks,
+        max_epochs=EPOCHS,
+        num_sanity_val_steps=0,
+        **({} if checkpoint is None else {"enable_checkpointing": True}),
+        **(options or {}),
+    )
+    data = loader(num_workers=num_workers, persistent_workers=num_workers > 0)
+    fit.fit(module, data, DataLoader(Toy(), batch_size=60), ckpt_path=ckpt_path, weights_only=True)
+    return module, callback
+
+
+def assert_same(resumed, whole):
+    (module, callback), (expected, expected_callback) = resumed, whole
+    assert module.batches == expected.batches[len(expected.batches) - len(module.batches) :]
+    assert len(callback.history) == len(expected_callback.history)
+    for record, other in zip(callback.history, expected_callback.history, strict=True):
+        assert (record.epoch, record.step) == (other.epoch, other.step)
+        for name in ("losses", "gaps", "shares_before", "shares_after"):
+            assert torch.equal(getattr(record, name), getattr(other, name)), name
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, expected.state_dict()[name]), name
+
+
+SCENARIOS = {
+    "epoch end": ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, {}, {}),
+    "within epochs": ({"every_n_train_steps": 5}, {}, {}),
+    "last batch of epochs": ({"every_n_train_steps": BATCHES}, {}, {}),
+    "validation at epoch end": ({"every_n_epochs": 1, "save_on_train_epoch_end": False}, {}, {}),
+    "validation within epochs": (
+        {"every_n_epochs": 1, "save_on_train_epoch_end": False},
+        {},
+        {"val_check_interval": 5},
+    ),
+    "gradient accumulation": ({"every_n_train_steps": 3}, {}, {"accumulate_grad_batches": 3}),
+    "updates within epochs": ({"every_n_train_steps": 5}, {"update_every": 7}, {}),
+    "shortened epochs": ({"every_n_train_steps": 3}, {}, {"limit_train_batches": 7}),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_resume_from_every_checkpoint(scenario, num_workers, tmp_path):
+    how, arguments, options = SCENARIOS[scenario]
+    checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, **how)
+    whole = run(None, checkpoint, num_workers, arguments, options)
+    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.split("step=")[1].split("-")[0]))
+    assert len(paths) >= 3
+    resumed_batches = set()
+    for path in paths:
+        resumed = run(path, None, num_workers, arguments, options)
+        assert_same(resumed, whole)
+        resumed_batches.add(len(resumed[0].batches))
+    assert len(resumed_batches) >= 3
+
+
+KILLED = """
+import sys, time
+sys.path.insert(0, {tests!r})
+import torch
+import test_resume
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+class Slow(ModelCheckpoint):
+    def on_train_batch_end(self, *args):
+        super().on_train_batch_end(*args)
+        time.sleep(0.1)
+
+test_resume.run(None, Slow({folder!r}, filename="{{step}}", save_top_k=-1, every_n_train_steps=4), num_workers=2)
+"""
+
+
+@pytest.mark.slow
+def test_resume_after_kill_minus_nine(tmp_path):
+    """The process is killed within an epoch, its worker processes alive and ahead of it."""
+    code = textwrap.dedent(KILLED).format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("step=16.ckpt")):
+            assert process.poll() is None, "training ended too early"
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.15)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
+    last = paths[-1]
+    assert int(last.stem.split("=")[1]) < EPOCHS * BATCHES - 4
+    assert_same(run(last, num_workers=2), run(num_workers=2))
+
+
+def test_resume_with_another_batch_size_says_so(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=5)
+    _, whole = run(None, checkpoint)
+    callback, module = FairBatch(groups="group", alpha=0.05), Validated()
+    with pytest.warns(FairBatchWarning, match="middle of epoch 1, which had 12 batches on each process and now has 24"):
+        trainer(callback, max_epochs=3).fit(
+            module, loader(batch_size=10), ckpt_path=tmp_path / "step=20.ckpt", weights_only=True
+        )
+    assert torch.equal(callback.history[1].shares_before, whole.history[0].shares_after)
+    assert [record.epoch for record in callback.history] == [0, 1, 2]
+
+
+def test_checkpoint_is_plain_data(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=5)
+    run(None, checkpoint)
+    state = torch.load(tmp_path / "step=5.ckpt", weights_only=True)["callbacks"]["FairBatch"]
+    assert state["sampler"]["next_batch"] == 5
+    assert state["counts"].sum() == 240
