@@ -217,4 +217,6 @@ class FairBatch(AnyCallback):
             self._capture.remove()
         if self._data_source is not None:
             vars(self._data_source).pop("dataloader", None)
+        if self._training is not None:
+            self._training.close()
         self._capture = self._data_source = None

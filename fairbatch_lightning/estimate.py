@@ -7,8 +7,8 @@ import inspect
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from torchmetrics import Metric
 from fairbatch_lightning._random import preserved_rng
 from fairbatch_lightning.capture import ForwardDone, LogitsCapture, shadowed
 from fairbatch_lightning.groups import GroupIndex
-from fairbatch_lightning.loaders import TrainLoader, with_batches
+from fairbatch_lightning.loaders import TrainLoader, stop_workers, with_batches
 from fairbatch_lightning.losses import SampleLoss, find_logits
 from fairbatch_lightning.metrics import GroupLoss
 
@@ -45,6 +45,8 @@ class TrainingRun:
     """Whether `training_step` has to run to its end, because it returns the logits or the strategy needs it."""
     seen_batch: Any = None
     """A training batch, kept only if several loaders make up a batch: for the parts of the others."""
+    cleanup: ExitStack = field(default_factory=ExitStack)
+    """What an estimate wants done at the end of the fit."""
 
     def new_metric(self) -> GroupLoss:
         """Return an empty measurement on the module's device."""
@@ -94,6 +96,7 @@ class ExactEstimate:
         if self._loader is None or self._source is not run.loader.loader:
             self._loader = with_batches(run.loader.loader, batches, generator=torch.Generator())
             self._source = run.loader.loader
+            run.cleanup.callback(stop_workers, self._loader)
         self._loader.generator.manual_seed(seed)
         return self._loader
 

@@ -15,6 +15,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
 )
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fairbatch_lightning._warnings import warn
 
@@ -98,6 +99,14 @@ def with_batches(loader: DataLoader[Any], batch_sampler: Any, **changes: Any) ->
         **changes,
     )
     return copy
+
+
+def stop_workers(loader: DataLoader[Any]) -> None:
+    """End the worker processes that a loader keeps; garbage collection would wait seconds for each of them."""
+    iterator = loader._iterator
+    if isinstance(iterator, _MultiProcessingDataLoaderIter):
+        iterator._shutdown_workers()
+    loader._iterator = None
 
 
 class _LazyStart:

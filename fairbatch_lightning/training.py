@@ -81,6 +81,10 @@ class FairTraining:
         """Return what Lightning was about to train on, with fair batches."""
         return self.run.loader.put_back(with_batches(self.run.loader.loader, FairBatchSampler(self._sampler)))
 
+    def close(self) -> None:
+        """Let go of what the fit needed."""
+        self.run.cleanup.close()
+
     def expect_logits(self, batch: Any) -> None:
         """Before the first training batch: keep its logits, to see whether they can be had."""
         self.run.capture.arm(self.run.loader.batch_size)
@@ -177,7 +181,8 @@ class FairTraining:
     def _finite_losses(self, metric: GroupLoss) -> Tensor:
         """Return the measured losses `(Y, Z)` on the CPU; say once if some are not finite."""
         with metric.sync_context():
-            losses, counts = metric.compute().double().cpu(), metric.counts.cpu()
+            counts = metric.counts.cpu()
+            losses = metric.sums.cpu().double() / counts
         broken = (counts > 0) & ~losses.isfinite()
         if broken.any() and not self._warned:
             self._warned = True

@@ -1,6 +1,7 @@
 """The one line in a real Trainer."""
 
 import csv
+import multiprocessing
 
 import lightning as L
 import pytest
@@ -162,6 +163,7 @@ def test_workers_change_nothing(num_workers, persistent):
     module = fit(callback, data=loader(num_workers=num_workers, persistent_workers=persistent))
     assert module.batches == batches
     torch.testing.assert_close(callback.shares, shares)
+    assert not multiprocessing.active_children()
 
 
 def test_updates_within_an_epoch():

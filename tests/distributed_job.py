@@ -1,0 +1,105 @@
+"""A training job for the distributed tests: run as a script, it saves what every process saw.
+
+python distributed_job.py FOLDER '{"strategy": "ddp", ...}'
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from helpers import Toy, ToyModule, loader, trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch.utils.data import Subset
+
+from fairbatch_lightning import FairBatch
+
+
+class WithBatchNorm(ToyModule):
+    """Its statistics differ between processes until someone makes them equal."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+
+
+class Sharded(ToyModule):
+    """Its weights are split over the processes (FSDP2)."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+
+    def configure_model(self):
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in (self.net[0], self.net[2], self.net):
+            fully_shard(layer, mesh=self.device_mesh["data_parallel"])
+
+
+MODULES = {"plain": ToyModule, "batchnorm": WithBatchNorm, "sharded": Sharded}
+
+
+def job(
+    folder,
+    strategy="auto",
+    devices=1,
+    batch_size=20,
+    num_samples=241,
+    num_workers=0,
+    epochs=3,
+    module="plain",
+    fair=True,
+    use_distributed_sampler=True,
+    update_every="epoch",
+    limit=1.0,
+    ckpt_path=None,
+    save=None,
+    save_every=None,
+    drop_last=False,
+):
+    torch.manual_seed(0)
+    model = MODULES[module]()
+    callback = FairBatch(groups="group", alpha=0.05, update_every=update_every)
+    if strategy == "model_parallel":
+        from lightning.pytorch.strategies import ModelParallelStrategy
+
+        strategy = ModelParallelStrategy(data_parallel_size=devices, tensor_parallel_size=1)
+    run = trainer(
+        *([callback] if fair else []),
+        Keep(folder, callback),
+        *([ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=save_every)] if save_every else []),
+        max_epochs=epochs,
+        strategy=strategy,
+        devices=devices,
+        use_distributed_sampler=use_distributed_sampler,
+        limit_train_batches=limit,
+        enable_checkpointing=save_every is not None,
+    )
+    data = loader(Subset(Toy(300), range(num_samples)), batch_size, num_workers=num_workers, drop_last=drop_last)
+    run.fit(model, data, ckpt_path=ckpt_path, weights_only=True)
+    if save:
+        run.save_checkpoint(Path(folder) / save)
+
+
+class Keep(Callback):
+    """Saves what each process saw; the processes of `ddp_spawn` cannot hand it over otherwise."""
+
+    def __init__(self, folder, fairbatch):
+        self.folder, self.fairbatch = Path(folder), fairbatch
+
+    def on_train_end(self, run, model):
+        state = {
+            "batches": model.batches,
+            "history": [record.state_dict() for record in self.fairbatch.history],
+            "shares": self.fairbatch.shares,
+            "weights": {
+                name: value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
+                for name, value in model.state_dict().items()
+            },
+        }
+        torch.save(state, self.folder / f"rank{run.global_rank}.pt")
+
+
+if __name__ == "__main__":
+    job(sys.argv[1], **json.loads(sys.argv[2]))

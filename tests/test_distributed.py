@@ -1,0 +1,126 @@
+"""Two real processes (gloo on the CPU) do exactly what one does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from distributed_job import WithBatchNorm
+from helpers import Toy
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).parent / "distributed_job.py"
+
+
+def run(folder, port, **arguments):
+    """Run the job in processes of its own, with a hard time limit; return what each process saw."""
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("rank*.pt"):
+        old.unlink()
+    command = ["timeout", "-s", "KILL", "120", sys.executable, str(SCRIPT), str(folder), json.dumps(arguments)]
+    environment = {**os.environ, "MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [torch.load(path, weights_only=True) for path in sorted(folder.glob("rank*.pt"))]
+    assert len(ranks) == arguments.get("devices", 1)
+    for rank in ranks:
+        rank["stderr"] = done.stderr
+    return ranks
+
+
+def assert_equal_history(one, other, exact=True):
+    assert len(one["history"]) == len(other["history"]) > 0
+    for record, expected in zip(one["history"], other["history"], strict=True):
+        for name, value in record.items():
+            if name in ("epoch", "step"):
+                assert value == expected[name]
+            elif exact:
+                assert torch.equal(value, expected[name]), name
+            else:
+                torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=1e-5)
+
+
+def joined(ranks):
+    """Return the global batches: rank 0 has the first, third, ... sample of each."""
+    assert len({len(rank["batches"]) for rank in ranks}) == 1
+    parts = zip(*(rank["batches"] for rank in ranks), strict=True)
+    return [[sample for pair in zip(*batches, strict=True) for sample in pair] for batches in parts]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "ddp"},
+        {"strategy": "ddp_spawn"},
+        {"strategy": "ddp", "use_distributed_sampler": False},
+        {"strategy": "ddp", "num_workers": 2, "num_samples": 240, "drop_last": True},
+        {"strategy": "ddp", "update_every": 5},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_two_processes_are_one_with_twice_the_batch(options, tmp_path, free_port):
+    ranks = run(tmp_path / "two", free_port, devices=2, batch_size=10, **options)
+    alone = {key: value for key, value in options.items() if key not in ("strategy", "use_distributed_sampler")}
+    one = run(tmp_path / "one", free_port, batch_size=20, **alone)[0]
+    assert joined(ranks) == one["batches"]
+    assert_equal_history(ranks[0], ranks[1])
+    assert torch.equal(ranks[0]["shares"], ranks[1]["shares"])
+    assert_equal_history(ranks[0], one, exact=False)
+    torch.testing.assert_close(ranks[0]["shares"], one["shares"])
+    torch.testing.assert_close(ranks[0]["weights"], one["weights"], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("num_samples", "drop_last"), [(237, False), (239, True)])
+def test_epoch_is_as_long_as_lightnings_own(num_samples, drop_last, tmp_path, free_port):
+    options = {"strategy": "ddp", "devices": 2, "batch_size": 10, "num_samples": num_samples, "drop_last": drop_last}
+    fair = run(tmp_path, free_port, epochs=1, **options)
+    plain = run(tmp_path, free_port, epochs=1, fair=False, **options)
+    assert [len(rank["batches"]) for rank in fair] == [len(rank["batches"]) for rank in plain]
+
+
+def test_evaluation_uses_one_set_of_batchnorm_statistics(tmp_path, free_port):
+    """All processes measure the model of rank 0, count every sample once, and keep their own statistics."""
+    ranks = run(tmp_path, free_port, strategy="ddp", devices=2, batch_size=10, module="batchnorm", epochs=1)
+    assert_equal_history(ranks[0], ranks[1])
+    means = [rank["weights"]["net.1.running_mean"] for rank in ranks]
+    assert not torch.equal(*means)
+    model = WithBatchNorm()
+    model.load_state_dict(ranks[0]["weights"])
+    dataset = Toy(300)
+    x, y, z = dataset.x[:241], dataset.targets[:241], dataset.group_ids[:241]
+    with torch.no_grad():
+        losses = torch.nn.functional.cross_entropy(model.eval()(x), y, reduction="none").double()
+    cells = torch.stack([torch.stack([losses[(y == a) & (z == b)].mean() for b in range(3)]) for a in range(2)])
+    torch.testing.assert_close(ranks[0]["history"][0]["losses"], cells, atol=1e-6, rtol=1e-6)
+
+
+def test_resume_is_exact_and_with_another_number_of_processes_says_what_it_does(tmp_path, free_port):
+    options = {"strategy": "ddp", "devices": 2, "batch_size": 10, "module": "batchnorm", "epochs": 3}
+    whole = run(tmp_path / "whole", free_port, save_every=8, **options)
+    path = str(tmp_path / "whole" / "step=16.ckpt")  # the fourth batch of the second epoch
+    resumed = run(tmp_path / "resumed", free_port, ckpt_path=path, **options)
+    for rank, expected in zip(resumed, whole, strict=True):
+        assert rank["batches"] == expected["batches"][16:]
+        assert_equal_history(rank, expected)
+        for name, value in rank["weights"].items():
+            assert torch.equal(value, expected["weights"][name]), name
+    alone = run(tmp_path / "alone", free_port, ckpt_path=path, batch_size=10, module="batchnorm", epochs=3)[0]
+    assert [record["epoch"] for record in alone["history"]] == [0, 1, 2]
+    assert torch.equal(alone["history"][1]["shares_before"], whole[0]["history"][0]["shares_after"])
+    assert "middle of epoch 1, which had 13 batches on each process and now has 25" in alone["stderr"]
+
+
+def test_fsdp2_trains_and_resumes(tmp_path, free_port):
+    options = {"strategy": "model_parallel", "devices": 2, "batch_size": 10, "module": "sharded"}
+    whole = run(tmp_path / "whole", free_port, epochs=4, **options)
+    assert_equal_history(whole[0], whole[1])
+    run(tmp_path / "first", free_port, epochs=2, save="last.ckpt", **options)
+    path = str(tmp_path / "first" / "last.ckpt")
+    resumed = run(tmp_path / "second", free_port, epochs=4, ckpt_path=path, **options)
+    for rank, expected in zip(resumed, whole, strict=True):
+        assert rank["batches"] == expected["batches"][len(expected["batches"]) // 2 :]
+        assert_equal_history(rank, expected)
+        torch.testing.assert_close(rank["weights"], expected["weights"])
