@@ -26,7 +26,13 @@ class LogitsCapture:
         self._expected: int | None = None
         self._stop = False
         self._logits: Tensor | None = None
+        self._module = module
         self._handle = module.register_forward_hook(self._keep)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the module was compiled in place, `module.compile()`, and the hook with it."""
+        return getattr(self._module, "_compiled_call_impl", None) is not None
 
     def arm(self, batch_size: int, *, stop: bool = False) -> None:
         """Keep the first output with `batch_size` rows; with `stop` raise `ForwardDone` as soon as it is there."""

@@ -48,6 +48,11 @@ class TrainingRun:
     cleanup: ExitStack = field(default_factory=ExitStack)
     """What an estimate wants done at the end of the fit."""
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `torch.compile` has the hook inside of what it compiles."""
+        return getattr(self.module, "_compiler_ctx", None) is not None or self.capture.is_compiled
+
     def new_metric(self) -> GroupLoss:
         """Return an empty measurement on the module's device."""
         device = self.module.device
@@ -170,9 +175,15 @@ def no_logits(batch_size: int) -> str:
     )
 
 
-def is_sharded(trainer: Trainer) -> bool:
-    """Return whether the strategy splits the model's weights: then a forward pass must not be left half-way."""
-    return type(trainer.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy", "DeepSpeedStrategy")
+def needs_whole_step(run: TrainingRun) -> bool:
+    """Return whether a forward pass must not be left half-way: its weights are sharded, or the hook is compiled."""
+    sharded = type(run.trainer.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy", "DeepSpeedStrategy")
+    if sharded and not run.module.automatic_optimization:
+        raise RuntimeError(
+            f"With {type(run.trainer.strategy).__name__} FairBatch has to run `training_step` to its end, which would train"
+            " the model under manual optimization. Use automatic optimization, or the strategy ddp."
+        )
+    return sharded or (run.capture.is_compiled and run.module.automatic_optimization)
 
 
 @contextmanager

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_unflatten
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fairbatch_lightning._warnings import warn
@@ -166,16 +159,22 @@ def _check_loader(loader: Any) -> None:
     _check_sampler(loader)
 
 
+def _is_ordinary(sampler: Any) -> bool:
+    """Return whether a sampler is one that DataLoader makes by itself; torchdata has copies of torch's classes."""
+    module, name = type(sampler).__module__.split(".")[0], type(sampler).__name__
+    return module in ("torch", "torchdata") and name in ("RandomSampler", "SequentialSampler", "BatchSampler")
+
+
 def _check_sampler(loader: DataLoader[Any]) -> None:
     """Refuse samplers that leave samples out, and say when another way of sampling is replaced."""
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    ordinary = (RandomSampler, SequentialSampler, DistributedSampler)
-    if isinstance(sampler, ordinary) and type(loader.batch_sampler) is BatchSampler:
+    own_batches = not _is_ordinary(loader.batch_sampler)
+    if not own_batches and (isinstance(sampler, DistributedSampler) or _is_ordinary(sampler)):
         return
     if isinstance(getattr(sampler, "indices", None), Iterable):
         raise ValueError(
             f"FairBatch would draw from the whole dataset, but your {type(sampler).__name__} is restricted to some"
             " of it. Use torch.utils.data.Subset(dataset, indices) as the dataset instead."
         )
-    replaced = sampler if type(loader.batch_sampler) is BatchSampler else loader.batch_sampler
+    replaced = loader.batch_sampler if own_batches else sampler
     warn(f"FairBatch replaces your {type(replaced).__name__}: the shares of the cells decide what is drawn.")

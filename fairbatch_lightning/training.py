@@ -14,7 +14,7 @@ from torch import Tensor
 from fairbatch_lightning._warnings import warn
 from fairbatch_lightning.capture import LogitsCapture
 from fairbatch_lightning.criteria import Criterion, row_gaps
-from fairbatch_lightning.estimate import TrainingRun, is_sharded, no_logits
+from fairbatch_lightning.estimate import TrainingRun, needs_whole_step, no_logits
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.history import UpdateRecord
 from fairbatch_lightning.loaders import TrainLoader, with_batches
@@ -60,7 +60,7 @@ class FairTraining:
         sample_loss = SampleLoss(self.index, settings.per_sample_loss(), self._criterion.target)
         processes = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
         self.run = TrainingRun(trainer, module, loader, self.index, sample_loss, capture, **processes)
-        self.run.whole_step = is_sharded(trainer)
+        self.run.whole_step = needs_whole_step(self.run)
         self._sampler = self._new_sampler()
 
     def reload(self, given: Any) -> None:
@@ -87,7 +87,8 @@ class FairTraining:
 
     def expect_logits(self, batch: Any) -> None:
         """Before the first training batch: keep its logits, to see whether they can be had."""
-        self.run.capture.arm(self.run.loader.batch_size)
+        if not self.run.is_compiled:
+            self.run.capture.arm(self.run.loader.batch_size)
         self.run.seen_batch = batch if self.run.loader.is_one_of_several else None
 
     def check_logits(self, outputs: Any) -> None:
@@ -96,6 +97,9 @@ class FairTraining:
         logits = self.run.capture.take()
         if logits is None:
             returned = find_logits(outputs)
+            if returned is None and self.run.is_compiled:
+                self.logits_seen = True  # not looked for: that would compile the step twice; the evaluation will see
+                return
             if returned is None or returned.ndim == 0 or len(returned) != batch_size:
                 raise RuntimeError(no_logits(batch_size))
             if not self.run.module.automatic_optimization:

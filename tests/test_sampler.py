@@ -6,6 +6,9 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from fairbatch_lightning import FairSampler
@@ -306,3 +309,86 @@ def test_bad_input_is_refused(arguments, message):
     arguments = {"labels": [0, 0, 0, 1, 1, 1], "groups": [0, 1, 0, 0, 0, 0], "batch_size": 2, **arguments}
     with pytest.raises(ValueError, match=message):
         FairSampler(**arguments)
+
+
+class SamplerMachine(RuleBasedStateMachine):
+    """Any order of drawing, setting shares, saving, loading and setting the epoch keeps the sampler's promises.
+
+    A twin is told only what matters, the epoch and the shares of every batch, and draws the epoch anew in one go.
+    """
+
+    @initialize(sizes=st.lists(st.integers(0, 30), min_size=6, max_size=6), batch_size=st.integers(1, 9))
+    def start(self, sizes, batch_size):
+        sizes[0] = sizes[3] = max(sizes[0], sizes[3], 9)
+        self.labels, self.groups = data([sizes[:3], sizes[3:]])
+        self.batch_size = batch_size
+        self.sampler = self.new()
+        self.shares = self.sampler.shares
+        self.begin(0)
+        self.saved = None
+
+    def new(self):
+        return FairSampler(self.labels, self.groups, self.batch_size)
+
+    def begin(self, epoch):
+        self.epoch, self.drawn, self.plan, self.stream = epoch, [], [], None
+
+    @rule(count=st.integers(1, 12))
+    def draw(self, count):
+        if self.stream is None:
+            self.stream = self.sampler.batches()
+        for batch in itertools.islice(self.stream, count):
+            self.drawn.append(batch)
+            self.plan.append(self.shares)
+
+    @rule(seed=st.integers(0, 5))
+    def set_shares(self, seed):
+        self.shares = random_shares(self.labels, self.groups, seed)
+        self.sampler.shares = self.shares
+
+    @rule(epoch=st.integers(0, 3))
+    def set_epoch(self, epoch):
+        under_way = self.stream is not None or self.drawn
+        finished = len(self.drawn) == self.sampler.num_batches and self.stream is not None and not self.exhausted()
+        self.sampler.set_epoch(epoch)
+        if epoch != self.epoch or not under_way or finished:
+            self.begin(epoch)
+
+    def exhausted(self):
+        """Run off the end of the epoch; return whether there was anything left."""
+        return next(self.stream, None) is not None
+
+    @rule()
+    def save(self):
+        self.saved = self.sampler.state_dict(), self.epoch, list(self.drawn), list(self.plan), self.shares
+
+    @precondition(lambda self: self.saved)
+    @rule()
+    def load(self):
+        state, self.epoch, drawn, plan, self.shares = self.saved
+        self.sampler = self.new()
+        self.sampler.load_state_dict(state)
+        self.drawn, self.plan, self.stream = list(drawn), list(plan), None
+
+    @invariant()
+    def batches_are_those_of_the_twin(self):
+        twin = self.new()
+        twin.set_epoch(self.epoch)
+        stream = twin.batches()
+        for batch, shares in zip(self.drawn, self.plan, strict=True):
+            if not torch.equal(twin.shares, shares):
+                twin.shares = shares
+            assert next(stream) == batch
+
+    @invariant()
+    def batches_are_full_and_cells_are_walked_evenly(self):
+        assert all(len(batch) == self.batch_size for batch in self.drawn)
+        assert len(self.drawn) <= self.sampler.num_batches
+        times = np.bincount(list(itertools.chain(*self.drawn)), minlength=len(self.labels))
+        cells = (self.labels * 3 + self.groups).numpy()
+        for cell in np.unique(cells):
+            assert np.ptp(times[cells == cell]) <= 1
+
+
+SamplerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestSamplerMachine = SamplerMachine.TestCase
