@@ -180,8 +180,8 @@ def needs_whole_step(run: TrainingRun) -> bool:
     sharded = type(run.trainer.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy", "DeepSpeedStrategy")
     if sharded and not run.module.automatic_optimization:
         raise RuntimeError(
-            f"With {type(run.trainer.strategy).__name__} FairBatch has to run `training_step` to its end, which would train"
-            " the model under manual optimization. Use automatic optimization, or the strategy ddp."
+            f"With {type(run.trainer.strategy).__name__} FairBatch has to run `training_step` to its end, which would"
+            " train the model under manual optimization. Use automatic optimization, or the strategy ddp."
         )
     return sharded or (run.capture.is_compiled and run.module.automatic_optimization)
 

@@ -151,7 +151,8 @@ class FairSampler(DistributedSampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass draw this epoch's batches. A pass over it that is under way or restored goes on."""
-        if epoch != self._pass.epoch or self._pass.finished:
+        done = self._pass.finished or (self._pass.started and self._pass.next_batch == self.num_batches)
+        if epoch != self._pass.epoch or done:
             self._pass = _Pass(epoch, [(0, self._shares)])
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
-from helpers import Toy, ToyModule, loader, trainer
+from helpers import Toy, ToyModule, loader, resume, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch.utils.data import Subset
 
@@ -77,7 +77,7 @@ def job(
         enable_checkpointing=save_every is not None,
     )
     data = loader(Subset(Toy(300), range(num_samples)), batch_size, num_workers=num_workers, drop_last=drop_last)
-    run.fit(model, data, ckpt_path=ckpt_path, weights_only=True)
+    resume(run, model, data, ckpt_path)
     if save:
         run.save_checkpoint(Path(folder) / save)
 

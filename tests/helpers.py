@@ -1,5 +1,7 @@
 """A small unfair problem and a module that remembers what it was trained on."""
 
+import inspect
+
 import lightning as L
 import torch
 from torch.nn import functional
@@ -54,6 +56,12 @@ class ToyModule(L.LightningModule):
 
 def loader(dataset=None, batch_size=20, **kwargs):
     return DataLoader(dataset if dataset is not None else Toy(), batch_size=batch_size, shuffle=True, **kwargs)
+
+
+def resume(run, module, data, path, *others):
+    """Fit from a checkpoint, loaded as plain data; older versions of Lightning have no switch for that."""
+    switch = {"weights_only": True} if "weights_only" in inspect.signature(run.fit).parameters else {}
+    run.fit(module, data, *others, ckpt_path=path, **switch)
 
 
 def trainer(*callbacks, max_epochs=3, **kwargs):

@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import pytorch_lightning
 import torch
-from helpers import GROUPS, Toy, ToyModule, loader, trainer
+from helpers import GROUPS, Toy, ToyModule, loader, resume, trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
 from torch.nn import functional
@@ -254,7 +254,7 @@ def test_resume_at_the_end_of_an_epoch(tmp_path):
     run.save_checkpoint(tmp_path / "last.ckpt")
     torch.load(tmp_path / "last.ckpt", weights_only=True)
     second, module = FairBatch(groups="group", alpha=0.05), ToyModule()
-    trainer(second, max_epochs=5).fit(module, loader(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    resume(trainer(second, max_epochs=5), module, loader(), tmp_path / "last.ckpt")
     assert module.batches == uninterrupted.batches[24:]
     assert torch.equal(module.net.weight, uninterrupted.net.weight)
     assert torch.equal(second.shares, whole.shares)
@@ -265,12 +265,12 @@ def test_checkpoints_with_and_without_the_callback(tmp_path):
     run = trainer(FairBatch(groups="group"), max_epochs=1)
     run.fit(ToyModule(), loader())
     run.save_checkpoint(tmp_path / "with.ckpt")
-    trainer(max_epochs=2).fit(ToyModule(), loader(), ckpt_path=tmp_path / "with.ckpt", weights_only=True)
+    resume(trainer(max_epochs=2), ToyModule(), loader(), tmp_path / "with.ckpt")
     run = trainer(max_epochs=1)
     run.fit(ToyModule(), loader())
     run.save_checkpoint(tmp_path / "without.ckpt")
     callback = FairBatch(groups="group")
-    trainer(callback, max_epochs=2).fit(ToyModule(), loader(), ckpt_path=tmp_path / "without.ckpt", weights_only=True)
+    resume(trainer(callback, max_epochs=2), ToyModule(), loader(), tmp_path / "without.ckpt")
     assert [record.epoch for record in callback.history] == [1]
 
 
@@ -280,9 +280,7 @@ def test_resume_on_other_data_is_refused(tmp_path):
     run.save_checkpoint(tmp_path / "last.ckpt")
     other = loader(Toy(seed=1))
     with pytest.raises(ValueError, match=r"Its cells had the counts .*, now they have .*labels \['0', '1'\]"):
-        trainer(FairBatch(groups="group"), max_epochs=2).fit(
-            ToyModule(), other, ckpt_path=tmp_path / "last.ckpt", weights_only=True
-        )
+        resume(trainer(FairBatch(groups="group"), max_epochs=2), ToyModule(), other, tmp_path / "last.ckpt")
 
 
 class OtherNamespace(pytorch_lightning.LightningModule):

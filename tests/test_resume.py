@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Toy, ToyModule, loader, trainer
+from helpers import Toy, ToyModule, loader, resume, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_utilities.core.imports import RequirementCache
 from torch.utils.data import DataLoader
 
 from fairbatch_lightning import FairBatch, FairBatchWarning
@@ -44,7 +45,7 @@ def run(ckpt_path=None, checkpoint=None, num_workers=0, arguments=None, options=
         **(options or {}),
     )
     data = loader(num_workers=num_workers, persistent_workers=num_workers > 0)
-    fit.fit(module, data, DataLoader(Toy(), batch_size=60), ckpt_path=ckpt_path, weights_only=True)
+    resume(fit, module, data, ckpt_path, DataLoader(Toy(), batch_size=60))
     return module, callback
 
 
@@ -80,6 +81,8 @@ SCENARIOS = {
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_resume_from_every_checkpoint(scenario, num_workers, tmp_path):
     how, arguments, options = SCENARIOS[scenario]
+    if scenario in ("gradient accumulation", "shortened epochs") and not RequirementCache("lightning>=2.5"):
+        pytest.skip("older versions of Lightning lose a batch when they resume here")
     checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, **how)
     whole = run(None, checkpoint, num_workers, arguments, options)
     paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.split("step=")[1].split("-")[0]))
@@ -98,6 +101,7 @@ sys.path.insert(0, {tests!r})
 import torch
 import test_resume
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_utilities.core.imports import RequirementCache
 
 class Slow(ModelCheckpoint):
     def on_train_batch_end(self, *args):
@@ -135,9 +139,7 @@ def test_resume_with_another_batch_size_says_so(tmp_path):
     _, whole = run(None, checkpoint)
     callback, module = FairBatch(groups="group", alpha=0.05), Validated()
     with pytest.warns(FairBatchWarning, match="middle of epoch 1, which had 12 batches on each process and now has 24"):
-        trainer(callback, max_epochs=3).fit(
-            module, loader(batch_size=10), ckpt_path=tmp_path / "step=20.ckpt", weights_only=True
-        )
+        resume(trainer(callback, max_epochs=3), module, loader(batch_size=10), tmp_path / "step=20.ckpt")
     assert torch.equal(callback.history[1].shares_before, whole.history[0].shares_after)
     assert [record.epoch for record in callback.history] == [0, 1, 2]
 

@@ -182,6 +182,17 @@ def test_set_epoch_after_iter_does_not_disturb_the_pass():
     assert started + list(stream) == expected
 
 
+def test_set_epoch_after_the_last_batch_starts_anew():
+    """A loop that counts batches never asks for one more, so the pass does not end by itself."""
+    labels, groups = data(SIZES["binary"])
+    sampler = FairSampler(labels, groups, 10)
+    stream = sampler.batches()
+    first = [next(stream) for _ in range(50)]
+    sampler.set_epoch(0)
+    again = sampler.batches()
+    assert [next(again) for _ in range(50)] == first
+
+
 def test_two_passes_at_once_do_not_disturb_each_other():
     labels, groups = data(SIZES["binary"])
     apart = FairSampler(labels, groups, 8)
@@ -348,15 +359,10 @@ class SamplerMachine(RuleBasedStateMachine):
 
     @rule(epoch=st.integers(0, 3))
     def set_epoch(self, epoch):
-        under_way = self.stream is not None or self.drawn
-        finished = len(self.drawn) == self.sampler.num_batches and self.stream is not None and not self.exhausted()
+        finished = self.stream is not None and len(self.drawn) == self.sampler.num_batches
         self.sampler.set_epoch(epoch)
-        if epoch != self.epoch or not under_way or finished:
+        if epoch != self.epoch or finished:
             self.begin(epoch)
-
-    def exhausted(self):
-        """Run off the end of the epoch; return whether there was anything left."""
-        return next(self.stream, None) is not None
 
     @rule()
     def save(self):
