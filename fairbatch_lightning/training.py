@@ -118,8 +118,7 @@ class FairTraining:
         gaps = self.controller.update(self._criterion.signal(losses, self.index.counts))
         self._sampler.shares = self.controller.shares
         epoch = trainer.current_epoch if epoch is None else epoch
-        after = self.controller.shares.clone()
-        record = UpdateRecord(epoch, trainer.global_step, losses, gaps, before.clone(), after)
+        record = UpdateRecord(epoch, trainer.global_step, losses, gaps, before, self.controller.shares)
         self.history.append(record)
         return record
 

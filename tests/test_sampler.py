@@ -330,7 +330,7 @@ class SamplerMachine(RuleBasedStateMachine):
 
     @initialize(sizes=st.lists(st.integers(0, 30), min_size=6, max_size=6), batch_size=st.integers(1, 9))
     def start(self, sizes, batch_size):
-        sizes[0] = sizes[3] = max(sizes[0], sizes[3], 9)
+        sizes = [max(size, least) for size, least in zip(sizes, (9, 1, 1, 9, 0, 0), strict=True)]  # all groups occur
         self.labels, self.groups = data([sizes[:3], sizes[3:]])
         self.batch_size = batch_size
         self.sampler = self.new()
