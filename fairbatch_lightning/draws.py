@@ -22,7 +22,7 @@ def generator(seed: int, epoch: int, stream: int, *key: int) -> np.random.Genera
 
 
 def rounding_offsets(num_batches: int, seed: int, epoch: int) -> Array:
-    """Return one number in [0, 1) per batch, by which `quotas` rounds: `(num_batches,)`.
+    """Return one number in [0, 1) per batch, by which `fill_batches` rounds: `(num_batches,)`.
 
     Over the epoch they are evenly spaced, which makes every cell's total exact to within one. Their order is that of
     a golden-ratio sequence, which keeps the totals close to that after any number of batches.
@@ -34,25 +34,28 @@ def rounding_offsets(num_batches: int, seed: int, epoch: int) -> Array:
     return np.asarray((steps + generator(seed, epoch, _OFFSET).random()) / num_batches)
 
 
-def quotas(probabilities: Array, batch_size: int, offsets: Array) -> Array:
-    """Return how many samples of each cell each batch holds, `(len(offsets), C)`, every row summing to `batch_size`.
+def fill_batches(probabilities: Array, batch_size: int, offsets: Array) -> Array:
+    """Return the cells that each batch is made of, `(len(offsets), batch_size)`.
 
-    A cell's expected number `p * batch_size` is rarely a whole number. Its whole part goes into every batch. The
-    fractional parts of all cells are laid end to end on a line; a batch adds one sample of every cell whose piece
-    contains `offset + k` for a whole number k (systematic sampling). So every quota is the expected number rounded up
-    or down, and evenly spread offsets make each cell's total the expected total rounded up or down.
+    A cell's expected number in a batch, `p * batch_size`, is rarely whole. Its whole part goes into every batch.
+    The fractional parts of all cells are laid end to end on a line; a batch adds one sample of every cell whose piece
+    contains `offset + k` for a whole number k (systematic sampling). So every batch has each cell's expected number
+    rounded up or down, and evenly spread offsets make each cell's total the expected total rounded up or down.
 
-    >>> quotas(np.array([0.25, 0.4, 0.35]), 10, np.array([0.2, 0.7]))
-    array([[3, 4, 3],
-           [2, 4, 4]])
+    >>> fill_batches(np.array([0.25, 0.4, 0.35]), 10, np.array([0.2, 0.7]))
+    array([[0, 0, 1, 1, 1, 1, 2, 2, 2, 0],
+           [0, 0, 1, 1, 1, 1, 2, 2, 2, 2]], dtype=uint8)
     """
     expected = probabilities * batch_size
-    whole = np.floor(expected)
-    edges = np.concatenate([[0.0], np.cumsum(expected - whole)])
-    edges[-1] = batch_size - whole.sum()
-    edges = np.minimum(edges, edges[-1])
-    hits = np.ceil(edges[None, :] - offsets[:, None])
-    return np.asarray(whole + np.diff(hits, axis=1), dtype=np.int64)
+    whole = np.floor(expected).astype(np.int64)
+    missing = batch_size - int(whole.sum())
+    ends = np.cumsum(expected - whole)
+    ends = np.where(ends < ends[-1], np.minimum(ends, missing), missing)
+    batches = np.empty((len(offsets), batch_size), np.min_scalar_type(len(probabilities) - 1))
+    batches[:, : batch_size - missing] = np.repeat(np.arange(len(whole)), whole)
+    points = offsets[:, None] + np.arange(missing)
+    batches[:, batch_size - missing :] = np.searchsorted(ends, points, side="right")
+    return batches
 
 
 def shuffles(batch_size: int, num_batches: int, seed: int, epoch: int) -> tuple[Array, Array]:
@@ -124,28 +127,21 @@ class EpochDraws:
         self._offsets = rounding_offsets(num_batches, seed, epoch)
         self._orders, self._choice = shuffles(batch_size, num_batches, seed, epoch)
 
-    def quotas(self, probabilities: Array, first: int, end: int) -> Array:
-        """Return the quotas of batches `first` to `end`, `(end - first, C)`."""
-        return quotas(probabilities, self._batch_size, self._offsets[first:end])
+    def cells(self, probabilities: Array, first: int, end: int) -> Array:
+        """Return the cells that batches `first` to `end` are made of, in random order: `(end - first, batch_size)`."""
+        cells = fill_batches(probabilities, self._batch_size, self._offsets[first:end])
+        return np.take_along_axis(cells, self._orders[self._choice[first:end]], axis=1)
 
-    def batches(self, first: int, quota: Array, drawn: Array, part: slice) -> list[list[int]]:
-        """Return the batches from number `first` on that the quotas describe; of each only the `part`.
+    def samples(self, cells: Array, drawn: Array) -> Array:
+        """Return a sample for each of the `cells` of consecutive batches, in the same shape.
 
         `drawn` `(C,)` says how far each cell's walk has got before the first of them.
         """
-        order = self._orders[self._choice[first : first + len(quota)], part]
-        batches: list[list[int]] = np.take_along_axis(self._sorted_by_cell(quota, drawn), order, axis=1).tolist()
-        return batches
-
-    def _sorted_by_cell(self, quota: Array, drawn: Array) -> Array:
-        totals = quota.sum(0)
-        cells = totals.nonzero()[0]
-        samples = np.concatenate([self._walks.take(int(c), int(drawn[c]), int(totals[c])) for c in cells])
-        # The samples lie cell by cell, in the order of the batches; now find the place of each in its batch.
-        lengths = quota.T.ravel()
-        batch_starts = np.arange(len(quota))[:, None] * self._batch_size
-        starts = (np.cumsum(quota, axis=1) - quota + batch_starts).T.ravel()
-        places = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(len(samples))
-        batches = np.empty_like(samples)
-        batches[places] = samples
-        return batches.reshape(-1, self._batch_size)
+        totals = np.bincount(cells.ravel(), minlength=len(drawn))
+        taken = totals.nonzero()[0]
+        walked = np.concatenate([self._walks.take(int(c), int(drawn[c]), int(totals[c])) for c in taken])
+        samples = np.empty_like(walked)
+        samples[np.argsort(cells, axis=None, kind="stable")] = (
+            walked  # the places of each cell, in order of the batches
+        )
+        return samples.reshape(cells.shape)

@@ -86,12 +86,27 @@ class FairSampler(DistributedSampler[int]):
         seed: int = 0,
         drop_last: bool = True,
     ) -> None:
-        index = GroupIndex.from_values(labels, groups)
-        self._setup(index, batch_size, shares, num_replicas, rank, seed, drop_last, len(index))
+        self._setup(
+            GroupIndex.from_values(labels, groups),
+            batch_size,
+            shares=shares,
+            num_replicas=num_replicas,
+            rank=rank,
+            seed=seed,
+            drop_last=drop_last,
+        )
 
     @classmethod
     def from_index(
-        cls,
+        cls, index: GroupIndex, batch_size: int, *, epoch_size: int | None = None, **settings: Any
+    ) -> FairSampler:
+        """Build a sampler from an index that exists already; `epoch_size` draws make an epoch (default: all)."""
+        sampler = cls.__new__(cls)
+        sampler._setup(index, batch_size, epoch_size=epoch_size, **settings)
+        return sampler
+
+    def _setup(
+        self,
         index: GroupIndex,
         batch_size: int,
         *,
@@ -101,28 +116,12 @@ class FairSampler(DistributedSampler[int]):
         seed: int = 0,
         drop_last: bool = True,
         epoch_size: int | None = None,
-    ) -> FairSampler:
-        """Build a sampler from an index that exists already; `epoch_size` draws make an epoch (default: all)."""
-        sampler = cls.__new__(cls)
-        epoch_size = len(index) if epoch_size is None else epoch_size
-        sampler._setup(index, batch_size, shares, num_replicas, rank, seed, drop_last, epoch_size)
-        return sampler
-
-    def _setup(
-        self,
-        index: GroupIndex,
-        batch_size: int,
-        shares: Tensor | None,
-        num_replicas: int | None,
-        rank: int | None,
-        seed: int,
-        drop_last: bool,
-        epoch_size: int,
     ) -> None:
         """Initialise in place of DistributedSampler's `__init__`, which would ask for a dataset and a process group."""
         self.index, self.batch_size, self.seed, self.drop_last = index, batch_size, seed, drop_last
         self.num_replicas, self.rank = _processes(num_replicas, rank)
         _check_sizes(batch_size, seed, self.num_replicas, self.rank)
+        epoch_size = len(index) if epoch_size is None else epoch_size
         self.num_batches = _num_batches(epoch_size, batch_size, self.num_replicas, drop_last)
         self._order = np.argsort(index.cells, kind="stable").astype(np.min_scalar_type(len(index)))
         self._edges = np.concatenate([[0], np.cumsum(index.counts.flatten().numpy())])
@@ -185,28 +184,32 @@ class FairSampler(DistributedSampler[int]):
         drawn = self._drawn_before(current, draws)
         part = slice(self.rank, None, self.num_replicas)
         while (first := current.next_batch) < self.num_batches:
-            quota = self._quotas(current, draws, first)
-            for batch in draws.batches(first, quota, drawn, part):
+            cells = self._cells(current, draws, first)
+            batches: list[list[int]] = draws.samples(cells, drawn)[:, part].tolist()
+            for batch in batches:
                 current.next_batch += 1
                 yield batch
                 if current.schedule[-1][0] == current.next_batch:
                     break  # the shares have changed: what was drawn in advance is void
-            drawn = drawn + quota[: current.next_batch - first].sum(0)
+            drawn += self._count(cells[: current.next_batch - first])
 
-    def _quotas(self, current: _Pass, draws: EpochDraws, first: int) -> np.ndarray[Any, Any]:
-        """Return the quotas of a stretch of batches to draw in one go: with the same shares, and of limited size."""
+    def _cells(self, current: _Pass, draws: EpochDraws, first: int) -> np.ndarray[Any, Any]:
+        """Return the cells of a stretch of batches to draw in one go: with the same shares, and of limited size."""
         size = max(1, _DRAWS_AT_ONCE // (self.batch_size * self.num_replicas))
         changes = (start for start, _ in current.schedule if start > first)
         probabilities = (self._row_mass * current.shares(first)).flatten().numpy()
-        return draws.quotas(probabilities, first, min(first + size, self.num_batches, *changes))
+        return draws.cells(probabilities, first, min(first + size, self.num_batches, *changes))
+
+    def _count(self, cells: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.bincount(cells.ravel(), minlength=len(self._edges) - 1)
 
     def _drawn_before(self, current: _Pass, draws: EpochDraws) -> np.ndarray[Any, Any]:
         """Return how many samples of each cell the batches drawn so far hold, `(C,)`."""
         drawn, first = np.zeros(len(self._edges) - 1, np.int64), 0
         while first < current.next_batch:
-            quota = self._quotas(current, draws, first)[: current.next_batch - first]
-            drawn += quota.sum(0)
-            first += len(quota)
+            cells = self._cells(current, draws, first)[: current.next_batch - first]
+            drawn += self._count(cells)
+            first += len(cells)
         return drawn
 
     def state_dict(self, next_batch: int | None = None) -> dict[str, Any]:
