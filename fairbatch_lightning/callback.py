@@ -125,7 +125,9 @@ class FairBatch(AnyCallback):
         """Watch for the logits, and stand in the way of the train DataLoader: Lightning asks for it next."""
         if stage != "fit":
             return
-        self._training = self._restored = None
+        self._check_alone(trainer)
+        self._restored = self._state_to_go_on_from(trainer)
+        self._training = None
         if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
             warn(
                 "FairBatch stays inactive: Trainer(overfit_batches=...) trains on the same few batches again and again."
@@ -141,12 +143,12 @@ class FairBatch(AnyCallback):
         if self._training is not None and self._settings.update_every == "epoch":
             epoch = self._training.missed_epoch()
             if epoch is not None:
-                self._training.update(epoch)
+                self._log_at_once(self._training.update(epoch), trainer, self._training.index)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """On the first batch, see whether the logits can be had."""
         if self._training is not None and not self._training.logits_seen:
-            self._training.expect_logits(batch)
+            self._training.expect_logits()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -158,12 +160,14 @@ class FairBatch(AnyCallback):
             self._training.check_logits(outputs)
         every = self._settings.update_every
         if isinstance(every, int) and (trainer.fit_loop.total_batch_idx + 1) % every == 0:
-            self._update(self._training)
+            self._log_at_once(self._training.update(), trainer, self._training.index)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Update the shares; the next epoch's batches follow them."""
         if self._training is not None and self._settings.update_every == "epoch":
-            self._update(self._training)
+            record = self._training.update()
+            self.log("fairbatch/gap_max", record.gap_max, prog_bar=True, batch_size=1, sync_dist=True)
+            self.log_dict(record.log_values(self._training.index), batch_size=1, sync_dist=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave no trace in the user's objects."""
@@ -175,7 +179,7 @@ class FairBatch(AnyCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
-        return {} if self._training is None else self._training.state_dict()
+        return {} if self._training is None or not self._training.is_live else self._training.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until the training data is known."""
@@ -207,16 +211,30 @@ class FairBatch(AnyCallback):
                 self._training.load_state_dict(self._restored)
         return self._training.fair_loader()
 
-    def _update(self, training: FairTraining) -> None:
-        record = training.update()
-        self.log("fairbatch/gap_max", record.gap_max, prog_bar=True, batch_size=1)
-        self.log_dict(record.log_values(training.index), batch_size=1)
+    def _log_at_once(self, record: UpdateRecord, trainer: Trainer, index: GroupIndex) -> None:
+        """Log an update that does not come at the end of an epoch; `log` would drop most of those."""
+        values = {"fairbatch/gap_max": record.gap_max, **record.log_values(index)}
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+        if isinstance(self._settings.update_every, int):
+            self.log("fairbatch/gap_max", record.gap_max, prog_bar=True, logger=False, batch_size=1)
+
+    def _check_alone(self, trainer: Trainer) -> None:
+        if sum(isinstance(callback, FairBatch) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
+            raise ValueError("Expected one FairBatch callback but got several: a batch can follow only one of them.")
+
+    def _state_to_go_on_from(self, trainer: Trainer) -> dict[str, Any] | None:
+        """Return where an earlier fit of the same Trainer ended, if this one goes on from there."""
+        earlier = self._training
+        if earlier is None or not earlier.is_live or earlier.run.trainer is not trainer or not trainer.current_epoch:
+            return None
+        return earlier.state_dict()
 
     def _detach(self) -> None:
         if self._capture is not None:
             self._capture.remove()
         if self._data_source is not None:
             vars(self._data_source).pop("dataloader", None)
-        if self._training is not None:
+        if self._training is not None and self._training.is_live:
             self._training.close()
         self._capture = self._data_source = None

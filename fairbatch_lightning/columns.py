@@ -7,19 +7,18 @@ Hugging Face's datasets. Reading the samples themselves is the last resort.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from tqdm.auto import tqdm
 
 from fairbatch_lightning._random import preserved_rng
 from fairbatch_lightning._warnings import warn
+from fairbatch_lightning.values import Role, categorical
 
-Role = Literal["labels", "groups"]
 Source: TypeAlias = Any  # None, a name, a position, a function of the dataset, or an array
 
 USUAL_NAMES: dict[Role, tuple[str, ...]] = {
@@ -40,21 +39,23 @@ class Column:
         return Column(self.values[indices], self.names)
 
 
-def find_column(dataset: Dataset[Any], source: Source, role: Role) -> Column:
-    """Return the label or group of every sample of `dataset`.
+def find_columns(dataset: Dataset[Any], sources: Sequence[tuple[Role, Source]]) -> list[Column]:
+    """Return the labels or groups of every sample of `dataset`, for each of the sources.
 
     Args:
         dataset: The training set.
-        source: An array of values, the name of an attribute or column, the position in the sample (an int), a
+        sources: What is looked for ("labels" or "groups": decides the usual names and the words of the errors), and
+            where: an array of values, the name of an attribute or column, the position in the sample (an int), a
             function of the dataset, or None for the usual names.
-        role: What is looked for; decides the usual names and the words of the errors.
     """
-    found = _look_up(dataset, source, role)
-    if found is None:
-        found = _scan(dataset, source, role)
-    if len(found.values) != _length(dataset):
-        raise ValueError(_wrong_length(dataset, len(found.values), role))
-    return found
+    found = [_look_up(dataset, source, role) for role, source in sources]
+    missing = [where for where, column in zip(sources, found, strict=True) if column is None]
+    scanned = iter(_scan(dataset, missing) if missing else [])
+    columns = [next(scanned) if column is None else column for column in found]
+    for (role, _), column in zip(sources, columns, strict=True):
+        if len(column.values) != _length(dataset):
+            raise ValueError(_wrong_length(dataset, len(column.values), role))
+    return columns
 
 
 def is_array(source: object) -> bool:
@@ -76,7 +77,7 @@ def _look_up(dataset: Any, source: Source, role: Role) -> Column | None:
     if is_array(source) and len(source) == _length(dataset):
         return Column(*categorical(source, role))
     if callable(source):
-        return Column(*categorical(source(dataset), role))
+        return _called(dataset, source, role)
     if (own := _own_column(dataset, source, role)) is not None:
         return own
     if isinstance(dataset, ConcatDataset):
@@ -87,6 +88,17 @@ def _look_up(dataset: Any, source: Source, role: Role) -> Column | None:
     if is_array(source):
         raise ValueError(_wrong_length(dataset, len(source), role))
     return None
+
+
+def _called(dataset: Any, source: Callable[[Any], Any], role: Role) -> Column | None:
+    """Return a function's values for the dataset, or for the one it wraps if only that has what the function uses."""
+    try:
+        return Column(*categorical(source(dataset), role))
+    except AttributeError:
+        inner = getattr(dataset, "dataset", None)
+        if not isinstance(inner, Sized):
+            raise
+        return _through_wrapper(dataset, inner, source, role)
 
 
 def _through_wrapper(dataset: Any, inner: Any, source: Source, role: Role) -> Column | None:
@@ -150,21 +162,27 @@ def _class_names(dataset: Any, name: str, role: Role) -> tuple[str, ...] | None:
     return tuple(map(str, classes)) if role == "labels" and isinstance(classes, list | tuple) else None
 
 
-def _scan(dataset: Any, source: Source, role: Role) -> Column:
+def _scan(dataset: Any, sources: Sequence[tuple[Role, Source]]) -> list[Column]:
     """Read every sample once: the last resort."""
-    try:
-        with preserved_rng():
-            _pick(dataset[0], source, role)
-    except (KeyError, IndexError, AttributeError, TypeError) as error:
-        raise ValueError(_not_found(dataset, source, role)) from error
+    with preserved_rng():
+        first = dataset[0]
+    for role, source in sources:
+        try:
+            _pick(first, source, role)
+        except (KeyError, IndexError, AttributeError, TypeError) as error:
+            raise ValueError(_not_found(dataset, source, role)) from error
+    wanted = " and ".join(sorted({role for role, _ in sources}))
     warn(
-        f"Reading all {_length(dataset)} samples of {type(dataset).__name__} once to learn their {role}. To start at"
-        f" once, pass `{role}` as an array with one value per sample, or give the dataset an attribute with it."
+        f"Reading all {_length(dataset)} samples of {type(dataset).__name__} once to learn their {wanted}. To start at"
+        " once, pass arrays with one value per sample, or give the dataset attributes with them."
     )
     with preserved_rng():
         samples = (dataset[i] for i in range(_length(dataset)))
-        progress = tqdm(samples, f"Reading {role}", _length(dataset), file=sys.stderr)
-        return Column(*categorical([_pick(sample, source, role) for sample in progress], role))
+        progress = tqdm(samples, f"Reading {wanted}", _length(dataset), file=sys.stderr)
+        rows = [[_pick(sample, source, role) for role, source in sources] for sample in progress]
+    return [
+        Column(*categorical(values, role)) for (role, _), values in zip(sources, zip(*rows, strict=True), strict=True)
+    ]
 
 
 def _pick(sample: Any, source: Source, role: Role) -> Any:
@@ -179,67 +197,8 @@ def _pick(sample: Any, source: Source, role: Role) -> Any:
     raise KeyError(source)
 
 
-def categorical(values: Any, role: Role) -> tuple[np.ndarray[Any, Any], tuple[str, ...] | None]:
-    """Return values as an array of integers or strings `(N,)`, with names for the integers if they have any."""
-    array = _as_array(values)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1:
-        raise ValueError(f"Expected `{role}` to hold one value per sample but got an array of shape {array.shape}.")
-    if array.dtype.kind == "O":
-        array = _from_objects(array, role)
-    if array.dtype.kind == "b":
-        return array.astype(np.int64), ("False", "True")
-    if array.dtype.kind == "f":
-        array = _from_floats(array, role)
-    if array.dtype.kind == "S":
-        array = array.astype("U")
-    if array.dtype.kind not in "iuU":
-        raise ValueError(f"Expected `{role}` to hold integers or strings but got values of type {array.dtype}.")
-    return array, None
-
-
-def _as_array(values: Any) -> np.ndarray[Any, Any]:
-    if isinstance(values, torch.Tensor):
-        return values.detach().cpu().numpy()
-    if hasattr(values, "to_numpy"):  # pandas, polars, pyarrow
-        return np.asarray(values.to_numpy())
-    if isinstance(values, np.ndarray):
-        return values
-    items = [item.item() if isinstance(item, torch.Tensor) else item for item in values]
-    return np.asarray(items, dtype=object if any(item is None for item in items) else None)
-
-
-def _from_objects(array: np.ndarray[Any, Any], role: Role) -> np.ndarray[Any, Any]:
-    missing = np.array([item is None or item != item for item in array], dtype=bool)
-    if missing.any():
-        raise ValueError(_missing(missing, role))
-    if all(isinstance(item, int | np.integer) for item in array):
-        return array.astype(np.int64)
-    return array.astype(str)
-
-
-def _from_floats(array: np.ndarray[Any, Any], role: Role) -> np.ndarray[Any, Any]:
-    if (missing := np.isnan(array)).any():
-        raise ValueError(_missing(missing, role))
-    broken = array[array != np.round(array)]
-    if len(broken):
-        raise ValueError(
-            f"Expected `{role}` to be categories (integers or strings) but got fractions such as {broken[0]:g}."
-            " Sort the values into classes first, for example with torch.bucketize."
-        )
-    return array.astype(np.int64)
-
-
 def _length(dataset: Any) -> int:
     return len(dataset)
-
-
-def _missing(missing: np.ndarray[Any, Any], role: Role) -> str:
-    return (
-        f"Expected `{role}` to have a value for every sample but {missing.sum()} of {len(missing)} are missing (the"
-        f" first at index {missing.argmax()}). Drop those samples, or give them a name of their own."
-    )
 
 
 def _wrong_length(dataset: Any, length: int, role: Role) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -167,15 +168,15 @@ def check_settings(alpha: Alpha, threshold: float, min_share: float, compare: st
     """Raise for settings that no data could make right, so that mistakes surface before training starts."""
     if not callable(alpha):
         _check_alpha(alpha)
-    if not (isinstance(threshold, int | float) and threshold >= 0):
+    if not (isinstance(threshold, Real) and threshold >= 0):
         raise ValueError(f"Expected argument `threshold` to be a number of at least 0 but got {threshold!r}.")
-    if not (isinstance(min_share, int | float) and 0 <= min_share <= 1):
+    if not (isinstance(min_share, Real) and 0 <= min_share <= 1):
         raise ValueError(f"Expected argument `min_share` to be between 0 and 1 but got {min_share!r}.")
     check_compare(compare)
 
 
 def _check_alpha(alpha: object, origin: str = "") -> None:
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < float(alpha) < math.inf:
         raise ValueError(f"Expected argument `alpha` to be a number above 0 but got {alpha!r}{origin}.")
 
 

@@ -60,7 +60,7 @@ class EqualizedOdds(Criterion):
 class EqualOpportunity(Criterion):
     r"""Equal error rates of all groups for the positive label: `L[1, z] = L[1, z']` for all z, z'.
 
-    The signal is the mean loss in the cell; only row `positive` is adjusted.
+    The signal is the mean loss in the cell; only row `positive` (a row's number, not a label) is adjusted.
 
     >>> losses = torch.tensor([[0.2, 0.6], [0.3, 0.4]])
     >>> EqualOpportunity().signal(losses, counts=torch.tensor([[10, 20], [30, 40]]))
@@ -80,9 +80,9 @@ class EqualOpportunity(Criterion):
 class DemographicParity(Criterion):
     r"""Equal rates of positive predictions in all groups: `P(yhat=1 | z) = P(yhat=1 | z')`.
 
-    Losses are measured against the positive label for every sample. The size of the signal is the cell's
-    part in its group's mean loss, `sum of losses in the cell / samples of the group`. Rows of the other labels
-    have it negated: among those it is the group predicted positive too often that needs more share.
+    Losses are measured against the positive label, row `positive` (a row's number), for every sample. The size of the
+    signal is the cell's part in its group's mean loss, `sum of losses in the cell / samples of the group`. Rows of the
+    other labels have it negated: among those it is the group predicted positive too often that needs more share.
 
     >>> losses = torch.tensor([[2.0, 1.0], [0.3, 0.4]])
     >>> DemographicParity().signal(losses, counts=torch.tensor([[10, 20], [30, 20]]))

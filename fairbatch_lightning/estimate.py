@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from torchmetrics import Metric
 
@@ -42,9 +42,9 @@ class TrainingRun:
     rank: int
     num_replicas: int
     whole_step: bool = False
-    """Whether `training_step` has to run to its end, because it returns the logits or the strategy needs it."""
-    seen_batch: Any = None
-    """A training batch, kept only if several loaders make up a batch: for the parts of the others."""
+    """Whether `training_step` has to run to its end: because it returns the logits, or see `needs_whole_step`."""
+    logits_returned: bool = False
+    """Whether the logits are what `training_step` returns, as `{"logits": ...}`."""
     cleanup: ExitStack = field(default_factory=ExitStack)
     """What an estimate wants done at the end of the fit."""
 
@@ -98,19 +98,25 @@ class ExactEstimate:
 
     def _loader_of(self, run: TrainingRun, batches: OrderedBatches, seed: int) -> DataLoader[Any]:
         """Return the user's loader with these batches; kept, so that persistent workers persist."""
+        if self._loader is None:
+            run.cleanup.callback(self._stop_workers)
         if self._loader is None or self._source is not run.loader.loader:
+            self._stop_workers()
             self._loader = with_batches(run.loader.loader, batches, generator=torch.Generator())
             self._source = run.loader.loader
-            run.cleanup.callback(stop_workers, self._loader)
         self._loader.generator.manual_seed(seed)
         return self._loader
 
+    def _stop_workers(self) -> None:
+        if self._loader is not None:
+            stop_workers(self._loader)
+
 
 class OrderedBatches(Sampler[list[int]]):
-    """Every sample once, in order, split over the processes, which all get the same number of batches.
+    """Every sample once, in order, split over the processes, which all get the same number of full batches.
 
     >>> list(OrderedBatches(5, batch_size=2, rank=0, num_replicas=2))
-    [[0, 2], [4]]
+    [[0, 2], [4, 0]]
     """
 
     drop_last = False
@@ -118,17 +124,19 @@ class OrderedBatches(Sampler[list[int]]):
     def __init__(self, num_samples: int, batch_size: int, rank: int, num_replicas: int) -> None:
         self.batch_size = batch_size
         self._num_samples, self._rank, self._num_replicas = num_samples, rank, num_replicas
-        self.sampler = range(-(-num_samples // num_replicas))
+        per_process = -(-num_samples // num_replicas)
+        self._num_batches = -(-per_process // batch_size)
+        self.sampler = range(self._num_batches * batch_size)
 
     def __len__(self) -> int:
-        return -(-len(self.sampler) // self.batch_size)
+        return self._num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
         for number in range(len(self)):
             yield np.maximum(self.samples(number), 0).tolist()
 
     def samples(self, number: int) -> np.ndarray[Any, Any]:
-        """Return the samples of a batch; -1 for one that only fills up the number, and must not be counted."""
+        """Return the samples of a batch; -1 for those that only fill it up, and must not be counted."""
         places = np.asarray(self.sampler[number * self.batch_size : (number + 1) * self.batch_size])
         samples = places * self._num_replicas + self._rank
         return np.where(samples < self._num_samples, samples, -1)
@@ -136,8 +144,9 @@ class OrderedBatches(Sampler[list[int]]):
 
 def logits_of(run: TrainingRun, batch: Any, number: int, batch_size: int) -> Tensor:
     """Return the logits that the module's `training_step` computes for a batch from the loader."""
-    step, arguments = _training_step(run, run.loader.wrap(batch, run.seen_batch), number)
-    run.capture.arm(batch_size, stop=not run.whole_step)
+    step, arguments = _training_step(run, run.loader.wrap(batch), number)
+    if not run.logits_returned:
+        run.capture.arm(batch_size, stop=not run.whole_step)
     output = None
     try:
         with run.trainer.precision_plugin.train_step_context():
@@ -146,10 +155,16 @@ def logits_of(run: TrainingRun, batch: Any, number: int, batch_size: int) -> Ten
         pass
     finally:
         logits = run.capture.take()
-    logits = find_logits(output) if logits is None else logits
-    if logits is None or logits.ndim == 0 or len(logits) != batch_size:
+    logits = returned_logits(output, batch_size) if logits is None else logits
+    if logits is None:
         raise RuntimeError(no_logits(batch_size))
     return logits
+
+
+def returned_logits(output: Any, batch_size: int) -> Tensor | None:
+    """Return the logits in what a `training_step` returned, if it did: a loss alone is not."""
+    logits = None if isinstance(output, Tensor) else find_logits(output)
+    return logits if logits is not None and logits.ndim > 0 and len(logits) == batch_size else None
 
 
 def _training_step(run: TrainingRun, batch: Any, number: int) -> tuple[Callable[..., Any], Iterable[Any]]:
@@ -188,9 +203,17 @@ def needs_whole_step(run: TrainingRun) -> bool:
 
 @contextmanager
 def evaluating(module: LightningModule, *, keep_metrics: bool) -> Iterator[None]:
-    """Put a module into evaluation mode for a while, with its logging off, and leave no trace."""
+    """Put a module into evaluation mode for a while, with its logging off.
+
+    Modes, buffers, gradients and what `toggle_optimizer` changes are restored.
+    """
     modes = [(part, part.training) for part in module.modules()]
-    buffers = _same_on_all_processes(module)
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    parameters = [(parameter, parameter.requires_grad, parameter.grad) for parameter in module.parameters()]
+    toggled = dict(module._param_requires_grad_state)
+    _share_buffers(buffers)
+    for parameter, _, _ in parameters:
+        parameter.grad = None
     metrics = [part for part in module.modules() if isinstance(part, Metric) and keep_metrics]
     states = [(metric, _state(metric)) for metric in metrics]
     module.eval()
@@ -204,16 +227,16 @@ def evaluating(module: LightningModule, *, keep_metrics: bool) -> Iterator[None]
             vars(metric).update(state)
         for buffer, value in buffers:
             buffer.copy_(value)
+        for parameter, requires_grad, grad in parameters:
+            parameter.requires_grad_(requires_grad).grad = grad
+        module._param_requires_grad_state = toggled
 
 
-def _same_on_all_processes(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Give all processes the first one's buffers (BatchNorm's statistics differ); return what they had."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return []
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    for buffer, _ in before:
-        dist.broadcast(buffer, src=0)
-    return before
+def _share_buffers(buffers: list[tuple[Tensor, Tensor]]) -> None:
+    """Give all processes the first one's buffers: BatchNorm's statistics differ between them."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        for buffer, _ in buffers:
+            dist.broadcast(buffer, src=0)
 
 
 def _num_batches(trainer: Trainer) -> int | None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fairbatch_lightning.columns import Column, Source, categorical, find_column, fits, is_array
+from fairbatch_lightning.columns import Column, Source, find_columns, fits, is_array
+from fairbatch_lightning.values import categorical
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +58,9 @@ class GroupIndex:
                 that combine several attributes, such as "race=Black, gender=Female".
         """
         several = _several(groups, dataset)
-        columns = {name: find_column(dataset, source, "groups") for name, source in several.items()}
-        return cls._from_columns(find_column(dataset, labels, "labels"), columns)
+        sources = [("labels", labels), *(("groups", source) for source in several.values())]
+        found = find_columns(dataset, sources)  # type: ignore[arg-type]
+        return cls._from_columns(found[0], dict(zip(several, found[1:], strict=True)))
 
     @classmethod
     def _from_columns(cls, labels: Column, groups: Mapping[str, Column]) -> GroupIndex:

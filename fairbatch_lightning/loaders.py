@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_unflatten
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, WeightedRandomSampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fairbatch_lightning._warnings import warn
+from fairbatch_lightning.sampler import FairSampler
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,17 @@ class TrainLoader:
         replaced = tree_unflatten(loaders, spec)
         return type(self.given)(replaced, self.given._mode) if _is_combined(self.given) else replaced
 
-    def wrap(self, batch: Any, seen: Any) -> Any:
-        """Return a batch of this loader as `training_step` gets it: with the other loaders' part of a batch `seen`."""
+    def wrap(self, batch: Any) -> Any:
+        """Return a batch of this loader as `training_step` gets it: together with a batch of every other loader."""
         spec = tree_structure(_contents(self.given))
-        batches = [batch] if spec.num_leaves == 1 else spec.flatten_up_to(seen)
+        batches = [*self._other_batches]
         batches[self.position] = batch
         return tree_unflatten(batches, spec)
 
-    @property
-    def is_one_of_several(self) -> bool:
-        """Whether a batch has parts from other loaders as well."""
-        return len(tree_leaves(_contents(self.given))) > 1
+    @cached_property
+    def _other_batches(self) -> list[Any]:
+        loaders = tree_leaves(_contents(self.given))
+        return [None if position == self.position else _any_batch(one) for position, one in enumerate(loaders)]
 
     @property
     def batch_size(self) -> int:
@@ -68,9 +70,31 @@ class TrainLoader:
     @property
     def epoch_size(self) -> int:
         """How many samples the loader draws in an epoch, over all processes."""
-        sampler = getattr(self.loader.batch_sampler, "sampler", self.loader.sampler)
-        drawn: Any = self.loader.dataset if isinstance(sampler, DistributedSampler) else sampler
-        return len(drawn)
+        sampler: Any = getattr(self.loader.batch_sampler, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            return int(sampler.total_size)
+        return len(sampler) if _is_ordinary(self.loader.batch_sampler) else len(self.loader) * self.batch_size
+
+
+def _any_batch(loader: Any) -> Any:
+    """Return a batch of a loader without disturbing it: of its first samples, or from an iterator of its own."""
+    if isinstance(loader, DataLoader) and isinstance(loader.batch_size, int) and hasattr(loader.dataset, "__len__"):
+        number = min(loader.batch_size, len(loader.dataset))
+        return loader.collate_fn([loader.dataset[i] for i in range(number)])
+    return next(iter(loader))
+
+
+class FairBatchSampler(Sampler[list[int]]):
+    """The batches of a [`FairSampler`][fairbatch_lightning.FairSampler] as a loader's `batch_sampler`: faster."""
+
+    def __init__(self, sampler: FairSampler) -> None:
+        self.sampler, self.batch_size, self.drop_last = sampler, sampler.batch_size, sampler.drop_last
+
+    def __len__(self) -> int:
+        return self.sampler.num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.sampler.batches()
 
 
 def with_batches(loader: DataLoader[Any], batch_sampler: Any, **changes: Any) -> DataLoader[Any]:
@@ -91,6 +115,8 @@ def with_batches(loader: DataLoader[Any], batch_sampler: Any, **changes: Any) ->
         _iterator=None,
         **changes,
     )
+    if hasattr(loader, "in_order"):
+        vars(copy)["in_order"] = True  # which batch is which is known from their order
     return copy
 
 
@@ -119,7 +145,9 @@ def _contents(given: Any) -> Any:
 
 def _position(contents: Any, name: str | int | None) -> int:
     """Return where the loader with this key or position is among the leaves."""
-    keys = list(contents) if isinstance(contents, Mapping) else list(range(len(tree_leaves(contents))))
+    keys = list(contents) if isinstance(contents, Mapping) else list(range(len(contents)))
+    if len(keys) != len(tree_leaves(contents)):
+        raise ValueError("Expected the train DataLoaders in a list or a dict but got containers inside of it.")
     if name is None:
         raise ValueError(
             f"FairBatch acts on one train DataLoader but got {len(keys)}. Name it, FairBatch(loader={keys[0]!r}), or"
@@ -169,12 +197,24 @@ def _check_sampler(loader: DataLoader[Any]) -> None:
     """Refuse samplers that leave samples out, and say when another way of sampling is replaced."""
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     own_batches = not _is_ordinary(loader.batch_sampler)
-    if not own_batches and (isinstance(sampler, DistributedSampler) or _is_ordinary(sampler)):
+    if not own_batches and (type(sampler) is DistributedSampler or _is_ordinary(sampler)):
         return
-    if isinstance(getattr(sampler, "indices", None), Iterable):
+    replaced: Any = loader.batch_sampler if own_batches else sampler
+    draws = len(loader) * (loader.batch_size or replaced.batch_size)
+    if not isinstance(sampler, WeightedRandomSampler | DistributedSampler) and draws < _fewest(loader):
         raise ValueError(
-            f"FairBatch would draw from the whole dataset, but your {type(sampler).__name__} is restricted to some"
-            " of it. Use torch.utils.data.Subset(dataset, indices) as the dataset instead."
+            f"FairBatch would draw from all {_num_samples(loader)} samples, but your {type(replaced).__name__} draws"
+            f" {draws}. If it leaves some out, use torch.utils.data.Subset(dataset, indices) as the dataset instead; if"
+            " it makes epochs shorter, use Trainer(limit_train_batches=...)."
         )
-    replaced = loader.batch_sampler if own_batches else sampler
     warn(f"FairBatch replaces your {type(replaced).__name__}: the shares of the cells decide what is drawn.")
+
+
+def _fewest(loader: DataLoader[Any]) -> int:
+    """Return how many samples a loader draws at least if it leaves out none but an incomplete batch."""
+    return _num_samples(loader) - (loader.batch_size or 1) + 1
+
+
+def _num_samples(loader: DataLoader[Any]) -> int:
+    dataset: Any = loader.dataset
+    return len(dataset)

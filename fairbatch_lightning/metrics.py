@@ -54,9 +54,20 @@ class GroupLoss(Metric):
                 "Expected `losses`, `labels` and `groups` to be vectors of the same length but got shapes"
                 f" {tuple(losses.shape)}, {tuple(labels.shape)} and {tuple(groups.shape)}."
             )
+        if losses.device.type == "cpu":  # elsewhere the check would wait for the device
+            self._check_range("labels", labels, 0)
+            self._check_range("groups", groups, 1)
         cells = labels * self.counts.shape[1] + groups
         self.sums.view(-1).index_add_(0, cells, losses.detach().to(self.sums.dtype))
         self.counts.view(-1).index_add_(0, cells, torch.ones_like(cells))
+
+    def _check_range(self, name: str, values: Tensor, dimension: int) -> None:
+        number = self.counts.shape[dimension]
+        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < number:
+            raise ValueError(
+                f"Expected `{name}` to be numbers from 0 to {number - 1} but got some from {int(values.min())} to"
+                f" {int(values.max())}."
+            )
 
     def compute(self) -> Tensor:
         """Return the mean loss of every cell, `(Y, Z)`."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import DistributedSampler
 
 from fairbatch_lightning.controller import natural_shares
 from fairbatch_lightning.draws import EpochDraws
@@ -148,6 +149,11 @@ class FairSampler(DistributedSampler[int]):
         self._shares = shares
         self._pass.follow(shares)
 
+    @property
+    def started(self) -> bool:
+        """Whether any batch of the current pass has been asked for."""
+        return self._pass.started
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass draw this epoch's batches. A pass over it that is under way or restored goes on."""
         done = self._pass.finished or (self._pass.started and self._pass.next_batch == self.num_batches)
@@ -223,32 +229,25 @@ class FairSampler(DistributedSampler[int]):
             "epoch": self._pass.epoch,
             "next_batch": self._pass.next_batch if next_batch is None else next_batch,
             "num_batches": self.num_batches,
+            "batch_size": self.batch_size * self.num_replicas,
             "schedule": [(start, shares.clone()) for start, shares in self._pass.schedule],
             "shares": self.shares,
         }
 
+    def fits(self, state: dict[str, Any]) -> bool:
+        """Return whether a state is of batches like these, so that its place in the epoch means the same here."""
+        size = self.batch_size * self.num_replicas
+        return bool(state["num_batches"] == self.num_batches and state["batch_size"] == size)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken. With another number of batches, continue at the next epoch."""
+        """Continue where `state_dict` was taken. With batches of another size, continue at the next epoch."""
         _check_shares(state["shares"], self.index)
         self._shares = state["shares"].clone()
-        if state["num_batches"] == self.num_batches:
+        if self.fits(state):
             schedule = [(int(start), shares.clone()) for start, shares in state["schedule"]]
             self._pass = _Pass(state["epoch"], schedule, state["next_batch"])
         else:
             self._pass = _Pass(state["epoch"] + 1, [(0, self._shares)])
-
-
-class FairBatchSampler(Sampler[list[int]]):
-    """The batches of a [`FairSampler`][fairbatch_lightning.FairSampler] as a loader's `batch_sampler`: faster."""
-
-    def __init__(self, sampler: FairSampler) -> None:
-        self.sampler, self.batch_size, self.drop_last = sampler, sampler.batch_size, sampler.drop_last
-
-    def __len__(self) -> int:
-        return self.sampler.num_batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self.sampler.batches()
 
 
 def _processes(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
@@ -261,9 +260,9 @@ def _processes(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
 
 
 def _check_sizes(batch_size: int, seed: int, num_replicas: int, rank: int) -> None:
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if not isinstance(batch_size, Integral) or batch_size < 1:
         raise ValueError(f"Expected argument `batch_size` to be a positive integer but got {batch_size!r}.")
-    if not isinstance(seed, int) or seed < 0:
+    if not isinstance(seed, Integral) or seed < 0:
         raise ValueError(f"Expected argument `seed` to be an integer of at least 0 but got {seed!r}.")
     if not 0 <= rank < num_replicas:
         raise ValueError(

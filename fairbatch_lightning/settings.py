@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 
 from fairbatch_lightning.columns import Source
 from fairbatch_lightning.controller import Alpha, ShareController, check_settings
@@ -53,11 +54,11 @@ class Settings:
         if self.logits is not None and not isinstance(self.logits, str):
             raise ValueError(f"Expected argument `logits` to be the name of a submodule but got {self.logits!r}.")
         every = self.update_every
-        if every != "epoch" and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        if every != "epoch" and (isinstance(every, bool | str) or not isinstance(every, Integral) or every < 1):
             raise ValueError(
                 f'Expected argument `update_every` to be "epoch" or a positive number of batches but got {every!r}.'
             )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, Integral) or self.seed < 0:
             raise ValueError(f"Expected argument `seed` to be an integer of at least 0 but got {self.seed!r}.")
 
     def per_sample_loss(self) -> PerSampleLoss:
@@ -93,7 +94,10 @@ class Settings:
         return self.estimate
 
     def _check_criterion(self) -> None:
-        if not isinstance(self.criterion, Criterion) and self.criterion not in CRITERIA:
+        known = isinstance(self.criterion, Criterion) or (
+            isinstance(self.criterion, str) and self.criterion in CRITERIA
+        )
+        if not known:
             raise ValueError(
                 f"Expected argument `criterion` to be one of {list(CRITERIA)} or a criterion object but got"
                 f" {self.criterion!r}."

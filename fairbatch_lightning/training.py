@@ -14,13 +14,13 @@ from torch import Tensor
 from fairbatch_lightning._warnings import warn
 from fairbatch_lightning.capture import LogitsCapture
 from fairbatch_lightning.criteria import Criterion, row_gaps
-from fairbatch_lightning.estimate import TrainingRun, needs_whole_step, no_logits
+from fairbatch_lightning.estimate import TrainingRun, needs_whole_step, no_logits, returned_logits
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.history import UpdateRecord
-from fairbatch_lightning.loaders import TrainLoader, with_batches
-from fairbatch_lightning.losses import SampleLoss, find_logits
+from fairbatch_lightning.loaders import FairBatchSampler, TrainLoader, with_batches
+from fairbatch_lightning.losses import SampleLoss
 from fairbatch_lightning.metrics import GroupLoss
-from fairbatch_lightning.sampler import FairBatchSampler, FairSampler
+from fairbatch_lightning.sampler import FairSampler
 from fairbatch_lightning.settings import Settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class FairTraining:
     ) -> None:
         self._settings = settings
         self._estimate = settings.new_estimate()
-        self._warned = False
+        self._warned: set[str] = set()
         loader = TrainLoader.find(given, settings.loader)
         self.index = GroupIndex.from_dataset(loader.loader.dataset, settings.labels, settings.groups)
         self._criterion = settings.new_criterion(self.index)
@@ -56,7 +56,7 @@ class FairTraining:
         self.controller = settings.new_controller(self.index)
         self.history: list[UpdateRecord] = []
         self.logits_seen = False
-        self._resumed = False
+        self._resumed_epoch: int | None = None
         sample_loss = SampleLoss(self.index, settings.per_sample_loss(), self._criterion.target)
         processes = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
         self.run = TrainingRun(trainer, module, loader, self.index, sample_loss, capture, **processes)
@@ -66,16 +66,16 @@ class FairTraining:
     def reload(self, given: Any) -> None:
         """Go on with a loader that Lightning asked for anew."""
         loader = TrainLoader.find(given, self._settings.loader)
-        index = GroupIndex.from_dataset(loader.loader.dataset, self._settings.labels, self._settings.groups)
-        if _names(index) != _names(self.index):
-            raise ValueError(
-                "Expected the reloaded train DataLoader to have the labels and groups that it had before,"
-                f" {_names(self.index)}, but got {_names(index)}."
-            )
+        index = self.index
+        if loader.loader.dataset is not self.run.loader.loader.dataset:
+            index = GroupIndex.from_dataset(loader.loader.dataset, self._settings.labels, self._settings.groups)
+            _check_same_cells(self.index, index)
         self.index = index
         sample_loss = SampleLoss(index, self._settings.per_sample_loss(), self._criterion.target)
         self.run = replace(self.run, loader=loader, index=index, sample_loss=sample_loss)
-        self._sampler = self._new_sampler()
+        before, self._sampler = self._sampler, self._new_sampler()
+        if not before.started:  # a place in the epoch that was restored, but not yet gone on from
+            self._sampler.load_state_dict(before.state_dict())
 
     def fair_loader(self) -> Any:
         """Return what Lightning was about to train on, with fair batches."""
@@ -85,29 +85,35 @@ class FairTraining:
         """Let go of what the fit needed."""
         self.run.cleanup.close()
 
-    def expect_logits(self, batch: Any) -> None:
+    @property
+    def is_live(self) -> bool:
+        """Whether the Trainer, module and data are at hand; not in a copy that was pickled."""
+        return hasattr(self, "run")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle what there is to know about the fit, not the Trainer, module and data it was made with."""
+        return {name: value for name, value in vars(self).items() if name not in ("run", "_estimate", "_sampler")}
+
+    def expect_logits(self) -> None:
         """Before the first training batch: keep its logits, to see whether they can be had."""
-        if not self.run.is_compiled:
+        if not self.run.is_compiled:  # there the hook would have everything compiled twice; the evaluation will see
             self.run.capture.arm(self.run.loader.batch_size)
-        self.run.seen_batch = batch if self.run.loader.is_one_of_several else None
 
     def check_logits(self, outputs: Any) -> None:
         """After the first training batch: see that its logits were found, or that the step returned them."""
         batch_size = self.run.loader.batch_size
-        logits = self.run.capture.take()
-        if logits is None:
-            returned = find_logits(outputs)
-            if returned is None and self.run.is_compiled:
-                self.logits_seen = True  # not looked for: that would compile the step twice; the evaluation will see
-                return
-            if returned is None or returned.ndim == 0 or len(returned) != batch_size:
-                raise RuntimeError(no_logits(batch_size))
-            if not self.run.module.automatic_optimization:
+        captured = self.run.capture.take() is not None or self.run.is_compiled  # see `expect_logits`
+        returned = self._settings.logits is None and returned_logits(outputs, batch_size) is not None
+        if not captured and not returned:
+            raise RuntimeError(no_logits(batch_size))
+        if returned and not self.run.module.automatic_optimization:
+            if not captured:
                 raise RuntimeError(
                     "With manual optimization FairBatch cannot run `training_step` to its end for the logits that it"
                     ' returns. Call `self(x)` in it, or name the submodule that computes them: FairBatch(logits="net").'
                 )
-            self.run.whole_step = True
+        elif returned:
+            self.run.logits_returned = self.run.whole_step = True
         self.logits_seen = True
 
     def update(self, epoch: int | None = None) -> UpdateRecord:
@@ -127,9 +133,10 @@ class FairTraining:
 
         Lightning resumes from a checkpoint of an epoch's last batch at the next epoch, without the end of this one.
         """
-        epoch = self._sampler.epoch
-        trained = any(record.epoch == epoch for record in self.history)
-        return epoch if self._resumed and epoch < self.run.trainer.current_epoch and not trained else None
+        epoch = self._resumed_epoch
+        if epoch is None or epoch >= self.run.trainer.current_epoch:
+            return None
+        return None if any(record.epoch == epoch for record in self.history) else epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: the shares, the place in the epoch, and the history."""
@@ -138,34 +145,37 @@ class FairTraining:
         sampler["next_batch"] = min(sampler["next_batch"], progress.processed)  # worker processes have fetched more
         return {
             "counts": self.index.counts,
+            "names": [list(names) for names in _names(self.index)],
             "controller": self.controller.state_dict(),
             "sampler": sampler,
-            "whole_step": self.run.whole_step,
+            "logits_returned": self.run.logits_returned,
             "history": [record.state_dict() for record in self.history],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, on the same training data."""
-        if not torch.equal(state["counts"], self.index.counts):
+        names = [list(names) for names in _names(self.index)]
+        if state["names"] != names or not torch.equal(state["counts"], self.index.counts):
             raise ValueError(
-                "Expected to resume on the training data that the checkpoint was made with. Its cells had the counts"
-                f" {state['counts'].tolist()}, now they have {self.index.counts.tolist()} (labels"
-                f" {list(self.index.label_names)}, groups {list(self.index.group_names)})."
+                "Expected to resume on the training data that the checkpoint was made with. Its labels and groups"
+                f" {state['names']} had the counts {state['counts'].tolist()}, now {names} have"
+                f" {self.index.counts.tolist()}."
             )
         self.controller.load_state_dict(state["controller"])
         self._check_place(state["sampler"])
         self._sampler.load_state_dict(state["sampler"])
-        self.run.whole_step |= state["whole_step"]
-        self._resumed = True
+        if state["logits_returned"]:
+            self.run.logits_returned = self.run.whole_step = True
+        self._resumed_epoch = state["sampler"]["epoch"]
         self.history = [UpdateRecord(**record) for record in state["history"]]
 
     def _check_place(self, state: dict[str, Any]) -> None:
-        before, now = state["num_batches"], self._sampler.num_batches
-        if before != now and 0 < state["next_batch"] < before:
+        if not self._sampler.fits(state) and 0 < state["next_batch"] < state["num_batches"]:
+            now = self._sampler.state_dict()
             warn(
-                f"The checkpoint is from the middle of epoch {state['epoch']}, which had {before} batches on each"
-                f" process and now has {now}: the number of processes or the batch size is another one. The rest of"
-                " this epoch is drawn anew from the same shares; from the next epoch on all is as it would have been."
+                f"The checkpoint is from the middle of epoch {state['epoch']}, which had {state['num_batches']} batches"
+                f" of {state['batch_size']} samples and now has {now['num_batches']} of {now['batch_size']}. The rest"
+                " of this epoch is drawn anew from the same shares; the next epoch is as it would have been."
             )
 
     def _new_sampler(self) -> FairSampler:
@@ -186,11 +196,11 @@ class FairTraining:
         with metric.sync_context():
             counts = metric.counts.cpu()
             losses = metric.sums.cpu().double() / counts
-        broken = (counts > 0) & ~losses.isfinite()
-        if broken.any() and not self._warned:
-            self._warned = True
+        broken = self.index.cell_names((counts > 0) & ~losses.isfinite())
+        if broken and broken not in self._warned:
+            self._warned.add(broken)
             warn(
-                f"The loss is NaN or infinite in the cells {self.index.cell_names(broken)}. They take no part in an"
+                f"The loss is NaN or infinite in the cells {broken}. They take no part in an"
                 " update until it is finite again. Look for bad samples there, or for diverging training."
             )
         return losses
@@ -198,6 +208,12 @@ class FairTraining:
 
 def _check_comparable(criterion: Criterion, index: GroupIndex) -> None:
     """Refuse data without groups to compare, and say which cells are empty."""
+    positive = getattr(criterion, "positive", 0)
+    if not 0 <= positive < index.shape[0]:
+        raise ValueError(
+            f"Expected `positive` of {criterion} to be the row of a label, from 0 to {index.shape[0] - 1}: the labels"
+            f" are {list(index.label_names)}."
+        )
     if row_gaps(criterion.signal(torch.zeros(index.shape), index.counts)).isnan().all():
         raise ValueError(
             "Expected a label with samples of at least two groups to compare, but the labels"
@@ -208,6 +224,16 @@ def _check_comparable(criterion: Criterion, index: GroupIndex) -> None:
         warn(
             f"The training set has no samples in the cells {index.cell_names(empty)}. They take no part; the other"
             " groups of these labels are balanced among themselves."
+        )
+
+
+def _check_same_cells(before: GroupIndex, now: GroupIndex) -> None:
+    """Refuse a reloaded training set whose cells are not those that the shares are for."""
+    if _names(before) != _names(now) or not torch.equal(before.counts > 0, now.counts > 0):
+        raise ValueError(
+            "Expected the reloaded training set to have samples in the cells that it had before: labels and groups"
+            f" {_names(before)} with the counts {before.counts.tolist()}, but got {_names(now)} with"
+            f" {now.counts.tolist()}. Shares cannot go on from one to the other; start a new fit."
         )
 
 

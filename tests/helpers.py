@@ -59,7 +59,7 @@ def loader(dataset=None, batch_size=20, **kwargs):
 
 
 def resume(run, module, data, path, *others):
-    """Fit from a checkpoint, loaded as plain data; older versions of Lightning have no switch for that."""
+    """Fit, from a checkpoint if there is one, loaded as plain data; older versions of Lightning cannot."""
     switch = {"weights_only": True} if "weights_only" in inspect.signature(run.fit).parameters else {}
     run.fit(module, data, *others, ckpt_path=path, **switch)
 

@@ -10,6 +10,7 @@ import fairbatch_lightning
 CORE = [
     "_warnings",
     "_random",
+    "values",
     "columns",
     "groups",
     "criteria",

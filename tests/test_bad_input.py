@@ -18,7 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fairbatch_lightning import EqualOpportunity, FairBatch, FairBatchWarning
+from fairbatch_lightning import DemographicParity, EqualOpportunity, FairBatch, FairBatchWarning
 
 
 def fit(callback, data, module=None, **kwargs):
@@ -46,6 +46,7 @@ def class_of(labels, i):
     ("arguments", "message"),
     [
         ({"criterion": "equal_odds"}, "`criterion` to be one of .'equal_opportunity', .* but got 'equal_odds'"),
+        ({"criterion": ["equalized_odds"]}, "`criterion` to be one of"),
         ({"criterion": None}, "`criterion` to be one of .* but got None"),
         ({"alpha": 0}, "`alpha` to be a number above 0 but got 0"),
         ({"alpha": -1}, "`alpha` to be a number above 0 but got -1"),
@@ -99,18 +100,22 @@ class OwnBatches:
         (lambda: [loader(), loader()], {"loader": 2}, r"`loader` to be one of \[0, 1\] but got 2"),
         (lambda: DataLoader(Toy(), batch_size=None), {}, "has batch_size=None.* give the DataLoader a batch_size"),
         (lambda: DataLoader(Toy(), batch_sampler=OwnBatches()), {}, "OwnBatches but cannot tell its batch size. Give"),
+        (lambda: DataLoader(Toy(), batch_sampler=SomeBatches()), {}, "all 240 samples, but your SomeBatches draws 60"),
+        (lambda: {"a": [loader(), loader()], "b": loader()}, {"loader": "b"}, "but got containers inside of it"),
+        (loader, {"criterion": DemographicParity(2)}, "`positive` of .* to be the row of a label, from 0 to 1"),
+        (loader, {"criterion": EqualOpportunity(-1)}, "`positive` of .* to be the row of a label, from 0 to 1"),
         (lambda: Batches(), {}, "needs a torch.utils.data.DataLoader for training but got Batches"),
         (
             lambda: DataLoader(Toy(), 20, sampler=SubsetRandomSampler(range(100))),
             {},
-            r"your SubsetRandomSampler is restricted to some of it. Use torch.utils.data.Subset\(dataset, indices\)",
+            r"all 240 samples, but your SubsetRandomSampler draws 100. If it leaves some out, use .*Subset\(dataset",
         ),
         (
             loader,
             {"groups": ["a"] * 100},
             "`groups` to have one value for each of the 240 training samples but got 100",
         ),
-        (loader, {"groups": np.linspace(0, 1, 240)}, "`groups` to be categories .* fractions such as 0.00"),
+        (loader, {"groups": np.linspace(0, 1, 240)}, "`groups` to be categories .* numbers such as 0.00"),
         (loader, {"groups": "ethnicity"}, "Found no groups in Toy: .* 'ethnicity'. Pass `groups` as an array"),
         (loader, {"groups": [0] * 240}, "at least two groups to compare, .* Check the arguments `groups`"),
         (loader, {"min_share": 0.4}, "`min_share` to be at most 1/3 because a label has 3 groups, but got 0.4"),
@@ -130,6 +135,18 @@ def test_data_is_checked_before_training(data, arguments, message):
         fit(FairBatch(**{"groups": "group", **arguments}), data(), module)
     assert module.batches == []
     assert not module._forward_hooks
+
+
+class SomeBatches:
+    """Three batches of 20, of samples that its author chose."""
+
+    batch_size = 20
+
+    def __iter__(self):
+        yield from (list(range(i, i + 20)) for i in range(0, 60, 20))
+
+    def __len__(self):
+        return 3
 
 
 class Batches:
@@ -176,6 +193,14 @@ def test_logits_out_of_reach_are_noticed_on_the_first_batch(module, message):
     with pytest.raises(RuntimeError, match=message):
         fit(FairBatch(groups="group"), loader(), module)
     assert len(module.batches) == 1
+
+
+def test_a_subclass_beside_it_is_refused():
+    class Mine(FairBatch):
+        pass
+
+    with pytest.raises(ValueError, match="Expected one FairBatch callback but got several"):
+        trainer(FairBatch(groups="group"), Mine(groups="group")).fit(ToyModule(), loader())
 
 
 def test_two_callbacks_are_refused():
@@ -295,6 +320,13 @@ def test_cell_with_one_sample():
     module = fit(callback, loader(), max_epochs=5)
     assert (callback.counts == 1).sum() == 2
     assert {len(batch) for batch in module.batches} == {20}
+
+
+@pytest.mark.usefixtures("no_warning")
+def test_numbers_of_numpy_are_numbers():
+    callback = FairBatch(groups="group", alpha=np.float32(0.05), threshold=np.float64(0), seed=int(np.int64(3)))
+    fit(callback, loader())
+    assert len(callback.history) == 2
 
 
 @pytest.mark.usefixtures("no_warning")

@@ -2,6 +2,7 @@
 
 import csv
 import multiprocessing
+import pickle
 
 import lightning as L
 import pytest
@@ -124,17 +125,32 @@ def test_users_objects_are_as_before():
     assert "log" not in vars(module)
 
 
-def test_users_objects_are_as_before_after_an_exception():
-    class Failing(ToyModule):
-        def on_train_epoch_end(self):
-            raise RuntimeError("boom")
+class Holding(L.LightningDataModule):
+    """Hands out the same loader every time."""
 
-    given, module = loader(), Failing()
-    before = dict(vars(given))
+    def __init__(self):
+        super().__init__()
+        self.held = loader()
+
+    def train_dataloader(self):
+        return self.held
+
+
+@pytest.mark.parametrize("source", ["loader", "datamodule"])
+@pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_train_batch_end"])
+def test_users_objects_are_as_before_after_an_exception(source, hook):
+    def fail(*args):
+        raise RuntimeError("boom")
+
+    data, module = Holding(), ToyModule()
+    setattr(module, hook, fail)
+    given = data.held
+    before, before_module = dict(vars(given)), set(vars(data))
     run = trainer(FairBatch(groups="group"))
     with pytest.raises(RuntimeError, match="boom"):
-        run.fit(module, given)
+        run.fit(module, **({"datamodule": data} if source == "datamodule" else {"train_dataloaders": given}))
     assert vars(given) == before
+    assert set(vars(data)) == before_module
     assert not module._forward_hooks
     assert "dataloader" not in vars(run.fit_loop._data_source)
 
@@ -145,6 +161,21 @@ def test_a_second_fit_starts_afresh():
     second = fit(callback)
     assert first.batches == second.batches
     assert len(callback.history) == 3
+
+
+def test_a_used_callback_can_be_pickled():
+    """As the processes of `ddp_spawn` need it; what happened in the fit comes along."""
+    callback = FairBatch(groups="group", alpha=0.05)
+    fit(callback, data=loader(num_workers=1, persistent_workers=True))
+    callback.log = callback.log_dict = None  # Lightning's, bound to the module
+    copy = pickle.loads(pickle.dumps(callback))
+    assert torch.equal(copy.shares, callback.shares)
+    assert torch.equal(copy.counts, callback.counts)
+    assert len(copy.history) == 3
+    assert copy.state_dict() == {}
+    copy.teardown(None, None, "validate")
+    fit(copy)
+    assert torch.equal(copy.shares, callback.shares)
 
 
 def test_drop_last_and_epoch_length_are_the_loaders():
@@ -198,6 +229,50 @@ def test_logs_have_stable_names(tmp_path):
                 share = float(record.shares_after[y, z])
                 assert float(row[f"fairbatch/share/{y}/{group}"]) == pytest.approx(share, rel=1e-5)
     assert run.progress_bar_metrics["fairbatch/gap_max"] == pytest.approx(callback.history[-1].gap_max, rel=1e-5)
+
+
+def test_every_update_within_epochs_is_logged(tmp_path):
+    callback = FairBatch(groups="group", alpha=0.05, update_every=5)
+    run = trainer(callback, logger=CSVLogger(tmp_path), log_every_n_steps=50)
+    run.fit(ToyModule(), loader())
+    with open(f"{run.logger.log_dir}/metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["fairbatch/gap_max"]]
+    assert [int(row["step"]) for row in rows] == [4, 9, 14, 19, 24, 29, 34]
+    assert float(rows[-1]["fairbatch/gap_max"]) == pytest.approx(callback.history[-1].gap_max, rel=1e-5)
+
+
+def test_reloading_ends_the_workers_of_the_old_loader():
+    counts = []
+
+    class Reloading(ToyData):
+        def train_dataloader(self):
+            return loader(self.dataset, num_workers=1, persistent_workers=True)
+
+    class Count(L.Callback):
+        def on_train_epoch_end(self, *args):
+            counts.append(len(multiprocessing.active_children()))
+
+    run = trainer(FairBatch(groups="group"), Count(), max_epochs=4, reload_dataloaders_every_n_epochs=1)
+    run.fit(ToyModule(), datamodule=Reloading())
+    assert counts == [2, 2, 2, 2]
+    assert not multiprocessing.active_children()
+
+
+def test_reloaded_data_must_have_the_same_cells():
+    class Changing(L.LightningDataModule):
+        calls = 0
+
+        def train_dataloader(self):
+            self.calls += 1
+            dataset = Toy()
+            if self.calls > 1:
+                pairs = zip(dataset.group, dataset.targets, strict=True)
+                dataset.group = ["a" if name == "b" and y else name for name, y in pairs]
+            return loader(dataset)
+
+    run = trainer(FairBatch(groups="group"), reload_dataloaders_every_n_epochs=1)
+    with pytest.raises(ValueError, match=r"samples in the cells that it had before.*start a new fit"):
+        run.fit(ToyModule(), datamodule=Changing())
 
 
 def test_intersectional_groups_have_readable_names():
@@ -279,7 +354,7 @@ def test_resume_on_other_data_is_refused(tmp_path):
     run.fit(ToyModule(), loader())
     run.save_checkpoint(tmp_path / "last.ckpt")
     other = loader(Toy(seed=1))
-    with pytest.raises(ValueError, match=r"Its cells had the counts .*, now they have .*labels \['0', '1'\]"):
+    with pytest.raises(ValueError, match=r"had the counts .*, now .*'0', '1'.* have"):
         resume(trainer(FairBatch(groups="group"), max_epochs=2), ToyModule(), other, tmp_path / "last.ckpt")
 
 

@@ -110,7 +110,7 @@ def test_resume_is_exact_and_with_another_number_of_processes_says_what_it_does(
     alone = run(tmp_path / "alone", free_port, ckpt_path=path, batch_size=10, module="batchnorm", epochs=3)[0]
     assert [record["epoch"] for record in alone["history"]] == [0, 1, 2]
     assert torch.equal(alone["history"][1]["shares_before"], whole[0]["history"][0]["shares_after"])
-    assert "middle of epoch 1, which had 13 batches on each process and now has 25" in alone["stderr"]
+    assert "middle of epoch 1, which had 13 batches of 20 samples and now has 25 of 10" in alone["stderr"]
 
 
 def test_fsdp2_trains_and_resumes(tmp_path, free_port):

@@ -1,6 +1,8 @@
 """The exact estimate measures the right thing and leaves no trace in the training."""
 
 import random
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,9 +10,10 @@ import torch
 import torchmetrics
 from helpers import Toy, ToyModule, loader, trainer
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
-from fairbatch_lightning import FairBatch
-from fairbatch_lightning.metrics import GroupLoss
+from fairbatch_lightning import FairBatch, GroupIndex, GroupLoss
+from fairbatch_lightning.estimate import TrainingRun
 
 
 class NoisyToy(Toy):
@@ -80,7 +83,8 @@ def train(module, estimate, num_workers=0):
     np.random.seed(7)
     callback = FairBatch(groups="group", alpha=1e-300, estimate=estimate)
     run = trainer(callback, max_epochs=3)
-    run.fit(module, loader(NoisyToy(), num_workers=num_workers))
+    generator = torch.Generator().manual_seed(1)  # the loader draws the workers' seeds from it
+    run.fit(module, loader(NoisyToy(), num_workers=num_workers, generator=generator))
     state = {**module.state_dict(), "rng": torch.get_rng_state(), "numpy": torch.tensor(np.random.rand())}
     return module, callback, {**state, "python": torch.tensor(random.random())}, run
 
@@ -246,6 +250,38 @@ def test_logits_of_a_submodule_that_is_built_late():
     assert len(callback.history) == 1
 
 
+@pytest.mark.parametrize(("device", "dtype"), [("meta", torch.float64), ("cpu", torch.float64), ("mps", torch.float32)])
+def test_measurements_live_on_the_modules_device(device, dtype, monkeypatch):
+    """Apple's devices have no float64."""
+    moved = []
+    monkeypatch.setattr(GroupLoss, "to", lambda self, where: moved.append(where) or self)
+    module = SimpleNamespace(device=torch.device(device))
+    run = TrainingRun(None, module, None, GroupIndex.from_values([0, 1], [0, 1]), None, None, 0, 1)
+    assert run.new_metric().sums.dtype == dtype
+    assert moved == [torch.device(device)]
+
+
+@pytest.mark.slow
+def test_real_googlenet():
+    models = pytest.importorskip("torchvision.models")
+
+    class GoogLeNet(ToyModule):
+        def __init__(self):
+            super().__init__()
+            self.net = models.googlenet(num_classes=2, init_weights=False)
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            output = self(x)
+            heads = (output.logits, output.aux_logits1, output.aux_logits2) if self.training else (output,)
+            return sum(functional.cross_entropy(head, y) for head in heads)
+
+    data = torch.utils.data.TensorDataset(torch.rand(24, 3, 64, 64), torch.arange(24) % 2)
+    callback = FairBatch(groups=[i % 3 for i in range(24)])
+    trainer(callback, max_epochs=1).fit(GoogLeNet(), torch.utils.data.DataLoader(data, batch_size=6))
+    assert callback.history[0].losses.isfinite().all()
+
+
 def test_precision_of_the_training_is_used():
     dtypes = []
 
@@ -259,3 +295,118 @@ def test_precision_of_the_training_is_used():
     trainer(callback, max_epochs=1, precision="bf16-mixed").fit(Watching(), loader())
     assert set(dtypes) == {(True, torch.bfloat16), (False, torch.bfloat16)}
     assert callback.history[0].losses.dtype == torch.float64
+
+
+class Toggling(ToyModule):
+    """Two optimizers that freeze each other's parameters while they step."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.first, self.second = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.first(x) + self.second(x)
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            self.toggle_optimizer(optimizer)
+            loss = functional.cross_entropy(self(batch[0]), batch[1])
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(part.parameters(), 0.1) for part in (self.first, self.second)]
+
+
+def test_toggled_optimizers_train_on():
+    module, callback = Toggling(), FairBatch(groups="group")
+    trainer(callback, max_epochs=3).fit(module, loader())
+    assert len(callback.history) == 3
+    assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+class Accumulating(ToyModule):
+    """Clears the gradients before the forward pass of every fourth batch, and counts its steps in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.register_buffer("steps", torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        if batch_idx % 4 == 0:
+            self.optimizers().zero_grad()
+        self.manual_backward(functional.cross_entropy(self(batch[0]), batch[1]))
+        if batch_idx % 4 == 3:
+            self.optimizers().step()
+
+
+def test_gradients_and_buffers_are_kept():
+    def weights(estimate):
+        module = Accumulating()
+        callback = FairBatch(groups="group", alpha=1e-300, update_every=2, estimate=estimate)
+        trainer(callback, max_epochs=2).fit(module, loader())
+        return module
+
+    with_pass, without = weights("exact"), weights(NoEstimate())
+    assert torch.equal(with_pass.net.weight, without.net.weight)
+    assert with_pass.steps == without.steps == 24
+
+
+class SlowStart(Toy):
+    """Its first samples take long, so that a second worker overtakes the first."""
+
+    def __getitem__(self, index):
+        time.sleep(0.05 if index < 20 else 0)
+        return super().__getitem__(index)
+
+
+def test_batches_are_told_apart_when_workers_overtake_each_other():
+    expected, callback = FairBatch(groups="group"), FairBatch(groups="group")
+    trainer(expected, max_epochs=1).fit(ToyModule(), loader())
+    trainer(callback, max_epochs=1).fit(ToyModule(), loader(SlowStart(), num_workers=2, in_order=False))
+    torch.testing.assert_close(callback.history[0].losses, expected.history[0].losses)
+
+
+def test_returned_logits_win_over_the_modules_output():
+    class Embedding(ToyModule):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(2, 2)
+
+        def training_step(self, batch, batch_idx):
+            logits = self.head(self(batch[0]))
+            return {"loss": functional.cross_entropy(logits, batch[1]), "logits": logits}
+
+    module, callback, dataset = Embedding(), FairBatch(groups="group"), Toy()
+    trainer(callback, max_epochs=1).fit(module, loader())
+    with torch.no_grad():
+        losses = functional.cross_entropy(module.head(module(dataset.x)), dataset.targets, reduction="none")
+    cell = (dataset.targets == 1) & (dataset.group_ids == 2)
+    assert float(callback.history[0].losses[1, 2]) == pytest.approx(float(losses[cell].mean()), rel=1e-5)
+
+
+def test_modules_that_cannot_take_a_single_sample():
+    """241 samples leave one for the last batch: it is filled up, and the filling not counted."""
+
+    class Squeezing(ToyModule):
+        def forward(self, x):
+            return self.net(x).diff().squeeze()
+
+        def training_step(self, batch, batch_idx):
+            return functional.binary_cross_entropy_with_logits(self(batch[0]), batch[1].float())
+
+    module, callback, dataset = Squeezing(), FairBatch(groups="group"), Toy(241)
+    trainer(callback, max_epochs=1).fit(module, DataLoader(dataset, batch_size=20, shuffle=True, drop_last=True))
+    with torch.no_grad():
+        losses = functional.binary_cross_entropy_with_logits(
+            module(dataset.x), dataset.targets.float(), reduction="none"
+        )
+    for y in range(2):
+        for z in range(3):
+            cell = (dataset.targets == y) & (dataset.group_ids == z)
+            assert float(callback.history[0].losses[y, z]) == pytest.approx(float(losses[cell].mean()), rel=1e-5)

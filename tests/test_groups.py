@@ -119,6 +119,11 @@ def test_functions_of_the_dataset():
     assert index.group_names == ("False", "True")
 
 
+def test_functions_of_a_dataset_that_is_wrapped():
+    part = Subset(Faces(), [6, 0])
+    assert cells(GroupIndex.from_dataset(part, groups=lambda d: d.race)) == [EXPECTED[6], EXPECTED[0]]
+
+
 def test_several_attributes_combine_and_only_pairs_that_occur_count():
     index = GroupIndex.from_dataset(Faces(), groups=["race", "gender"])
     assert index.group_names == (
@@ -220,12 +225,13 @@ class Samples(Dataset):
     """A dataset that has its labels and groups only in the samples."""
 
     def __init__(self, make):
-        self.make = make
+        self.make, self.reads = make, 0
 
     def __len__(self):
         return 8
 
     def __getitem__(self, index):
+        self.reads += 1
         torch.rand(1)  # a random transform
         return self.make(torch.zeros(3), LABELS[index], RACES[index])
 
@@ -243,10 +249,11 @@ class Samples(Dataset):
 def test_last_resort_reads_all_samples_once_with_a_hint(make, labels, groups, capsys):
     state = torch.get_rng_state()
     with pytest.warns(FairBatchWarning, match="Reading all 8 samples of Samples once to learn their"):
-        index = GroupIndex.from_dataset(Samples(make), labels, groups)
+        index = GroupIndex.from_dataset(dataset := Samples(make), labels, groups)
     assert cells(index) == EXPECTED
+    assert dataset.reads == 1 + 8  # a look at the first, and once all of them
     assert torch.equal(torch.get_rng_state(), state)
-    assert "Reading groups" in capsys.readouterr().err
+    assert "Reading groups and labels" in capsys.readouterr().err
 
 
 class Broken(Dataset):
@@ -264,8 +271,11 @@ class Broken(Dataset):
         (Subset(Faces(), [0, 1]), {"groups": [0, 1, 0]}, "each of the 8 training samples but got 3"),
         (ConcatDataset([Faces(), Faces()]), {"groups": [0, 1, 0]}, "each of the 16 training samples but got 3"),
         (Faces(), {"groups": lambda d: [1]}, "`groups` to have one value for each of the 8 training samples but got 1"),
-        (Faces(), {"groups": [0.1] * 8}, "`groups` to be categories .* fractions such as 0.1.*torch.bucketize"),
+        (Faces(), {"groups": [0.1] * 8}, "`groups` to be categories .* numbers such as 0.1.*torch.bucketize"),
         (Faces(), {"groups": torch.zeros(8, 2)}, r"one value per sample but got an array of shape \(8, 2\)"),
+        (Faces(), {"groups": ["a", float("nan")] * 4}, "4 of 8 are missing .the first at index 1"),
+        (Faces(), {"groups": pd.Series(["a", None] * 4, dtype="string")}, "4 of 8 are missing .the first at index 1"),
+        (Faces(), {"groups": [1.0, float("inf")] * 4}, "numbers such as inf"),
         (Faces(), {"groups": ["a", None] * 4}, "4 of 8 are missing .the first at index 1"),
         (Faces(), {"groups": pd.Series(["a", None] * 4)}, "4 of 8 are missing .the first at index 1"),
         (Faces(), {"groups": [1.0, float("nan")] * 4}, "4 of 8 are missing .the first at index 1"),

@@ -88,6 +88,11 @@ def test_wrong_shapes_are_refused(shapes):
         GroupLoss(2, 2).update(torch.zeros(losses), torch.zeros(labels).long(), torch.zeros(groups).long())
 
 
+def test_cells_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match="`groups` to be numbers from 0 to 2 but got some from 0 to 3"):
+        GroupLoss(2, 3).update(torch.zeros(2), torch.tensor([0, 1]), torch.tensor([0, 3]))
+
+
 def _in_process(rank, port, results):
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     losses, labels, groups = samples()

@@ -8,6 +8,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from helpers import Toy, ToyModule, loader, resume, trainer
@@ -138,7 +139,9 @@ def test_resume_with_another_batch_size_says_so(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=5)
     _, whole = run(None, checkpoint)
     callback, module = FairBatch(groups="group", alpha=0.05), Validated()
-    with pytest.warns(FairBatchWarning, match="middle of epoch 1, which had 12 batches on each process and now has 24"):
+    with pytest.warns(
+        FairBatchWarning, match="middle of epoch 1, which had 12 batches of 20 samples and now has 24 of 10"
+    ):
         resume(trainer(callback, max_epochs=3), module, loader(batch_size=10), tmp_path / "step=20.ckpt")
     assert torch.equal(callback.history[1].shares_before, whole.history[0].shares_after)
     assert [record.epoch for record in callback.history] == [0, 1, 2]
@@ -150,3 +153,85 @@ def test_checkpoint_is_plain_data(tmp_path):
     state = torch.load(tmp_path / "step=5.ckpt", weights_only=True)["callbacks"]["FairBatch"]
     assert state["sampler"]["next_batch"] == 5
     assert state["counts"].sum() == 240
+
+
+class Estimating(Validated):
+    """Builds the loader before the checkpoint is restored, as schedules over all steps do."""
+
+    def configure_optimizers(self):
+        assert self.trainer.estimated_stepping_batches > 0
+        return super().configure_optimizers()
+
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self):
+        return loader()
+
+
+def test_resume_with_reloaded_loaders(tmp_path):
+    def job(path, *callbacks):
+        module, callback = Estimating(), FairBatch(groups="group", alpha=0.05)
+        torch.manual_seed(0)
+        run = trainer(
+            callback,
+            *callbacks,
+            max_epochs=3,
+            reload_dataloaders_every_n_epochs=1,
+            enable_checkpointing=bool(callbacks),
+        )
+        resume(run, module, None, path, None, Data())
+        return module, callback
+
+    whole = job(None, ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=8))
+    for step in (8, 16, 24):
+        assert_same(job(tmp_path / f"step={step}.ckpt"), whole)
+
+
+class Two(ToyModule):
+    def training_step(self, batch, batch_idx):
+        x, y, index = batch["fair"]
+        if self.training:
+            self.batches.append(index.tolist())
+        return torch.nn.functional.cross_entropy(self(x), y) + 0 * batch["other"][0].sum()
+
+
+def test_resume_with_several_loaders_from_the_last_batch_of_an_epoch(tmp_path):
+    def job(path, *callbacks):
+        module, callback = Two(), FairBatch(groups="group", alpha=0.05, loader="fair")
+        run = trainer(callback, *callbacks, max_epochs=3, enable_checkpointing=bool(callbacks))
+        resume(run, module, {"fair": loader(), "other": loader(Toy(seed=1))}, path)
+        return module, callback
+
+    whole = job(None, ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=BATCHES))
+    assert_same(job(tmp_path / "step=12.ckpt"), whole)
+
+
+def test_missed_update_is_made_up_for_with_another_batch_size(tmp_path):
+    _, whole = run(None, ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=BATCHES))
+    callback = FairBatch(groups="group", alpha=0.05)
+    resume(trainer(callback, max_epochs=2), Validated(), loader(batch_size=10), tmp_path / "step=12.ckpt")
+    assert [record.epoch for record in callback.history] == [0, 1]
+    assert torch.equal(callback.history[0].shares_after, whole.history[0].shares_after)
+
+
+def test_other_groups_with_the_same_counts_are_refused(tmp_path):
+    first = trainer(FairBatch(groups="group"), max_epochs=1)
+    first.fit(ToyModule(), loader())
+    first.save_checkpoint(tmp_path / "last.ckpt")
+    renamed = FairBatch(groups=[name.upper() for name in Toy().group])
+    with pytest.raises(ValueError, match=r"labels and groups .*'a', 'b', 'c'.* had the counts .*, now .*'A', 'B', 'C'"):
+        resume(trainer(renamed, max_epochs=2), ToyModule(), loader(), tmp_path / "last.ckpt")
+
+
+def test_a_fit_that_goes_on_in_the_same_trainer():
+    """More epochs, the same Trainer and module: Lightning goes on at the next epoch, and so do the shares."""
+    whole, expected = FairBatch(groups="group", alpha=0.05), ToyModule()
+    trainer(whole, max_epochs=4).fit(expected, loader())
+    callback, module = FairBatch(groups="group", alpha=0.05), ToyModule()
+    job = trainer(callback, max_epochs=2)
+    job.fit(module, loader())
+    job.fit_loop.max_epochs = 4
+    job.fit(module, loader())
+    assert module.batches == expected.batches
+    assert [record.epoch for record in callback.history] == [0, 1, 2, 3]
+    assert torch.equal(callback.shares, whole.shares)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from fairbatch_lightning import FairSampler
-from fairbatch_lightning.sampler import FairBatchSampler
+from fairbatch_lightning.loaders import FairBatchSampler
 
 
 def data(sizes, seed=0):
@@ -307,7 +307,7 @@ def test_is_what_the_readme_says_for_plain_pytorch():
         ({"seed": -1}, "`seed` to be an integer of at least 0 but got -1"),
         ({"rank": 2, "num_replicas": 2}, "`rank` to be between 0 and num_replicas - 1 = 1 but got 2"),
         ({"groups": [0, 1]}, "as many groups as labels but got 6 labels and 2 groups"),
-        ({"groups": [0.5, 1, 0, 1, 0, 1]}, "fractions such as 0.5"),
+        ({"groups": [0.5, 1, 0, 1, 0, 1]}, "numbers such as 0.5"),
         ({"shares": [[0.5, 0.5]]}, r"`shares` of shape \(2, 2\) \(labels, groups\) but got \(1, 2\)"),
         ({"shares": [[0.5, 0.6], [1, 0]]}, "sum to 1 but got"),
         ({"shares": [[-0.5, 1.5], [1, 0]]}, "sum to 1 but got"),
