@@ -159,7 +159,7 @@ class FairBatch(AnyCallback):
         if not self._training.logits_seen:
             self._training.check_logits(outputs)
         every = self._settings.update_every
-        if isinstance(every, int) and (trainer.fit_loop.total_batch_idx + 1) % every == 0:
+        if every != "epoch" and (trainer.fit_loop.total_batch_idx + 1) % int(every) == 0:
             self._log_at_once(self._training.update(), trainer, self._training.index)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -216,7 +216,7 @@ class FairBatch(AnyCallback):
         values = {"fairbatch/gap_max": record.gap_max, **record.log_values(index)}
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
-        if isinstance(self._settings.update_every, int):
+        if self._settings.update_every != "epoch":
             self.log("fairbatch/gap_max", record.gap_max, prog_bar=True, logger=False, batch_size=1)
 
     def _check_alone(self, trainer: Trainer) -> None:

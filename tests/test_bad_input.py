@@ -324,9 +324,10 @@ def test_cell_with_one_sample():
 
 @pytest.mark.usefixtures("no_warning")
 def test_numbers_of_numpy_are_numbers():
-    callback = FairBatch(groups="group", alpha=np.float32(0.05), threshold=np.float64(0), seed=int(np.int64(3)))
+    numbers = {"alpha": np.float32(0.05), "threshold": np.float64(0), "update_every": np.int64(6), "seed": np.int64(3)}
+    callback = FairBatch(groups="group", **numbers)
     fit(callback, loader())
-    assert len(callback.history) == 2
+    assert len(callback.history) == 4
 
 
 @pytest.mark.usefixtures("no_warning")
