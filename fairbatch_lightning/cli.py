@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="train a ResNet18 on drawn faces, plainly and with FairBatch, and compare",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    demo.add_argument("--epochs", type=int, default=8, help="epochs of each training")
+    demo.add_argument("--epochs", type=int, default=10, help="epochs of each training")
     demo.add_argument("--faces", type=int, default=2000, help="number of training images")
     demo.add_argument("--alpha", type=float, default=0.1, help="step of the shares")
     demo.add_argument("--seed", type=int, default=0, help="decides data, weights and batches")
