@@ -27,7 +27,7 @@ def fit(callback, data, module=None, **kwargs):
     return module
 
 
-def toy(labels, groups, num_features=4):
+def toy(labels, groups):
     """Return a dataset of (x, label, index) with the given labels and groups."""
     dataset = Toy(len(labels))
     dataset.targets, dataset.group = labels, groups

@@ -27,7 +27,7 @@ class NoisyToy(Toy):
 class DelicateModule(ToyModule):
     """Everything an evaluation pass could disturb: BatchNorm, frozen BatchNorm, Dropout, metrics, gradients."""
 
-    def __init__(self, stop_early=True):
+    def __init__(self):
         super().__init__()
         self.net = torch.nn.Sequential(
             torch.nn.BatchNorm1d(4),
