@@ -88,6 +88,16 @@ class GroupIndex:
         flat = np.bincount(self.cells, minlength=self.shape[0] * self.shape[1])
         return torch.from_numpy(flat).view(self.shape)
 
+    @cached_property
+    def order(self) -> np.ndarray[Any, Any]:
+        """All samples, sorted by cell."""
+        return np.argsort(self.cells, kind="stable").astype(np.int32 if len(self) < 2**31 else np.int64)
+
+    @cached_property
+    def edges(self) -> np.ndarray[Any, Any]:
+        """Where each cell starts in `order`, and the end: `(Y * Z + 1,)`."""
+        return np.concatenate([[0], np.cumsum(self.counts.flatten().numpy())])
+
     def labels_and_groups(self, samples: Any) -> tuple[Tensor, Tensor]:
         """Return the rows and columns of the cells of the `samples` (indices into the dataset)."""
         cells = torch.from_numpy(self.cells[samples].astype(np.int64))

@@ -20,7 +20,7 @@ from fairbatch_lightning.controller import natural_shares
 from fairbatch_lightning.draws import EpochDraws
 from fairbatch_lightning.groups import GroupIndex
 
-_DRAWS_AT_ONCE = 2**17
+_DRAWS_AT_ONCE = 2**16
 
 
 @dataclass
@@ -124,8 +124,6 @@ class FairSampler(DistributedSampler[int]):
         _check_sizes(batch_size, seed, self.num_replicas, self.rank)
         epoch_size = len(index) if epoch_size is None else epoch_size
         self.num_batches = _num_batches(epoch_size, batch_size, self.num_replicas, drop_last)
-        self._order = np.argsort(index.cells, kind="stable").astype(np.min_scalar_type(len(index)))
-        self._edges = np.concatenate([[0], np.cumsum(index.counts.flatten().numpy())])
         self._row_mass = index.counts.double().sum(1, keepdim=True) / len(index)
         self._shares = natural_shares(index.counts)
         self._pass = _Pass(0, [(0, self._shares)])
@@ -173,15 +171,9 @@ class FairSampler(DistributedSampler[int]):
             self._pass = _Pass(self._pass.epoch + 1, [(0, self._shares)])
         current = self._pass
         current.started = True
-        try:
-            yield from self._remaining_batches(current)
-        finally:
-            current.finished = True
-
-    def _remaining_batches(self, current: _Pass) -> Iterator[list[int]]:
         draws = EpochDraws(
-            self._order,
-            self._edges,
+            self.index.order,
+            self.index.edges,
             self.num_batches,
             self.batch_size * self.num_replicas,
             self.seed,
@@ -189,15 +181,18 @@ class FairSampler(DistributedSampler[int]):
         )
         drawn = self._drawn_before(current, draws)
         part = slice(self.rank, None, self.num_replicas)
-        while (first := current.next_batch) < self.num_batches:
-            cells = self._cells(current, draws, first)
-            batches: list[list[int]] = draws.samples(cells, drawn)[:, part].tolist()
-            for batch in batches:
-                current.next_batch += 1
-                yield batch
-                if current.schedule[-1][0] == current.next_batch:
-                    break  # the shares have changed: what was drawn in advance is void
-            drawn += self._count(cells[: current.next_batch - first])
+        try:
+            while (first := current.next_batch) < self.num_batches:
+                cells = self._cells(current, draws, first)
+                batches: list[list[int]] = draws.samples(cells, drawn)[:, part].tolist()
+                for batch in batches:
+                    current.next_batch += 1
+                    yield batch
+                    if current.schedule[-1][0] == current.next_batch:
+                        break  # the shares have changed: what was drawn in advance is void
+                drawn += self._count(cells[: current.next_batch - first])
+        finally:
+            current.finished = True
 
     def _cells(self, current: _Pass, draws: EpochDraws, first: int) -> np.ndarray[Any, Any]:
         """Return the cells of a stretch of batches to draw in one go: with the same shares, and of limited size."""
@@ -207,11 +202,11 @@ class FairSampler(DistributedSampler[int]):
         return draws.cells(probabilities, first, min(first + size, self.num_batches, *changes))
 
     def _count(self, cells: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return np.bincount(cells.ravel(), minlength=len(self._edges) - 1)
+        return np.bincount(cells.ravel(), minlength=self.index.counts.numel())
 
     def _drawn_before(self, current: _Pass, draws: EpochDraws) -> np.ndarray[Any, Any]:
         """Return how many samples of each cell the batches drawn so far hold, `(C,)`."""
-        drawn, first = np.zeros(len(self._edges) - 1, np.int64), 0
+        drawn, first = np.zeros(self.index.counts.numel(), np.int64), 0
         while first < current.next_batch:
             cells = self._cells(current, draws, first)[: current.next_batch - first]
             drawn += self._count(cells)
