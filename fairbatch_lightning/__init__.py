@@ -7,7 +7,12 @@ from fairbatch_lightning.criteria import Criterion as Criterion
 from fairbatch_lightning.criteria import DemographicParity as DemographicParity
 from fairbatch_lightning.criteria import EqualizedOdds as EqualizedOdds
 from fairbatch_lightning.criteria import EqualOpportunity as EqualOpportunity
+from fairbatch_lightning.estimate import Estimate as Estimate
+from fairbatch_lightning.estimates import ExactEstimate as ExactEstimate
+from fairbatch_lightning.estimates import SampledEstimate as SampledEstimate
 from fairbatch_lightning.groups import GroupIndex as GroupIndex
 from fairbatch_lightning.history import UpdateRecord as UpdateRecord
 from fairbatch_lightning.metrics import GroupLoss as GroupLoss
+from fairbatch_lightning.online import OnlineEstimate as OnlineEstimate
 from fairbatch_lightning.sampler import FairSampler as FairSampler
+from fairbatch_lightning.validation import ValidationEstimate as ValidationEstimate

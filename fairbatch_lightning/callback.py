@@ -17,7 +17,7 @@ from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.history import UpdateRecord
 from fairbatch_lightning.losses import PerSampleLoss
 from fairbatch_lightning.settings import Settings
-from fairbatch_lightning.training import FairTraining
+from fairbatch_lightning.training import FairTraining, Validating
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -53,7 +53,9 @@ class FairBatch(AnyCallback):
             cross-entropy (binary for logits of shape `(B,)` or `(B, 1)`).
         logits: The name of the submodule that computes the logits, such as "net". None takes the module's own output,
             `self(x)`, or `training_step`'s `{"logits": ...}`.
-        estimate: How losses are measured: "exact" evaluates all training samples; or an object with `measure`.
+        estimate: How losses are measured: "online" takes those of the training batches; "sampled" evaluates some of
+            every cell's samples; "exact" all of them, as the paper does; "validation" takes the losses of the
+            validation loop, and updates the shares after it. Or an object, such as `SampledEstimate(256)`.
         update_every: "epoch", or a number of training batches. Batches that worker processes have fetched in advance
             are not affected by an update.
         loader: Which train DataLoader to act on if there are several: its key in the dict, or its position in the list.
@@ -140,15 +142,20 @@ class FairBatch(AnyCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make up for an update that the interrupted run did not get to."""
-        if self._training is not None and self._settings.update_every == "epoch":
+        if self._validating(trainer) and not trainer.enable_validation:
+            raise ValueError(
+                'FairBatch(estimate="validation") needs a validation loop: a validation DataLoader, a `validation_step`'
+                " and limit_val_batches above 0."
+            )
+        if self._training is not None and self._training.updates_after_epochs:
             epoch = self._training.missed_epoch()
             if epoch is not None:
                 self._log_at_once(self._training.update(epoch), trainer, self._training.index)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """On the first batch, see whether the logits can be had."""
-        if self._training is not None and not self._training.logits_seen:
-            self._training.expect_logits()
+        """Watch for the logits."""
+        if self._training is not None:
+            self._training.before_batch()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -156,18 +163,45 @@ class FairBatch(AnyCallback):
         """Refuse a module whose logits are out of reach at once; update the shares if it is time."""
         if self._training is None:
             return
-        if not self._training.logits_seen:
-            self._training.check_logits(outputs)
+        self._training.after_batch(outputs)
         every = self._settings.update_every
         if every != "epoch" and (trainer.fit_loop.total_batch_idx + 1) % int(every) == 0:
             self._log_at_once(self._training.update(), trainer, self._training.index)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Update the shares; the next epoch's batches follow them."""
-        if self._training is not None and self._settings.update_every == "epoch":
-            record = self._training.update()
-            self.log("fairbatch/gap_max", record.gap_max, prog_bar=True, batch_size=1, sync_dist=True)
-            self.log_dict(record.log_values(self._training.index), batch_size=1, sync_dist=True)
+        if self._training is not None and self._training.updates_after_epochs:
+            self._update_and_log(self._training)
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Get ready to watch the validation, if that is where losses come from."""
+        if validating := self._validating(trainer):
+            validating.estimate.before_validation(validating.run)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Watch for the logits."""
+        if validating := self._validating(trainer):
+            validating.estimate.before_batch(validating.run, dataloader_idx)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Add the losses of the batch."""
+        if validating := self._validating(trainer):
+            validating.estimate.after_batch(validating.run, outputs)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Update the shares; batches from now on follow them."""
+        if self._training is not None and self._validating(trainer):
+            self._update_and_log(self._training)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave no trace in the user's objects."""
@@ -186,6 +220,17 @@ class FairBatch(AnyCallback):
         self._restored = state_dict or None
         if self._training is not None and state_dict:
             self._training.load_state_dict(state_dict)
+
+    def _validating(self, trainer: Trainer) -> Validating | None:
+        """Return what to tell about the validation that is going on, if losses come from it."""
+        if self._training is None or trainer.state.fn != "fit" or trainer.sanity_checking:
+            return None
+        return self._training.validating
+
+    def _update_and_log(self, training: FairTraining) -> None:
+        record = training.update()
+        self.log("fairbatch/gap_max", record.gap_max, prog_bar=True, batch_size=1, sync_dist=True)
+        self.log_dict(record.log_values(training.index), batch_size=1, sync_dist=True)
 
     def _watch_logits(self, pl_module: LightningModule) -> LogitsCapture | None:
         """Add a hook to the module that computes the logits; a submodule may be built only later in the fit."""

@@ -98,10 +98,18 @@ class GroupIndex:
         """Where each cell starts in `order`, and the end: `(Y * Z + 1,)`."""
         return np.concatenate([[0], np.cumsum(self.counts.flatten().numpy())])
 
-    def labels_and_groups(self, samples: Any) -> tuple[Tensor, Tensor]:
-        """Return the rows and columns of the cells of the `samples` (indices into the dataset)."""
-        cells = torch.from_numpy(self.cells[samples].astype(np.int64))
-        return cells // self.shape[1], cells % self.shape[1]
+    def cells_of(self, other: GroupIndex) -> np.ndarray[Any, Any]:
+        """Return the cells of another dataset's samples by the numbers they have here; -1 for cells unknown here.
+
+        >>> train = GroupIndex.from_values([0, 1], ["a", "b"])
+        >>> train.cells_of(GroupIndex.from_values([1, 1, 0], ["b", "c", "a"]))
+        array([ 3, -1,  0])
+        """
+        rows = _positions(other.label_names, self.label_names)
+        columns = _positions(other.group_names, self.group_names)
+        known = (rows[:, None] >= 0) & (columns >= 0)
+        table = np.where(known, rows[:, None] * self.shape[1] + columns, -1)
+        return np.asarray(table.ravel()[other.cells])
 
     def row_of(self, label: int | str) -> int:
         """Return the row of a label, given by its value or its name."""
@@ -117,6 +125,11 @@ class GroupIndex:
     def cell_names(self, mask: Tensor) -> str:
         """Return the names of the cells where the `(Y, Z)` `mask` is true, for messages."""
         return ", ".join(self.cell_name(label, group) for label, group in mask.nonzero().tolist())
+
+
+def _positions(names: Sequence[str], among: Sequence[str]) -> np.ndarray[Any, Any]:
+    """Return where each name is among others, -1 for nowhere."""
+    return np.array([among.index(name) if name in among else -1 for name in names])
 
 
 def _several(groups: Source, dataset: Any) -> dict[str, Source]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,12 +90,20 @@ class FairBatchSampler(Sampler[list[int]]):
 
     def __init__(self, sampler: FairSampler) -> None:
         self.sampler, self.batch_size, self.drop_last = sampler, sampler.batch_size, sampler.drop_last
+        self._under_way: deque[list[int]] = deque()
 
     def __len__(self) -> int:
         return self.sampler.num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self.sampler.batches()
+        self._under_way.clear()
+        for batch in self.sampler.batches():
+            self._under_way.append(batch)
+            yield batch
+
+    def oldest(self) -> list[int]:
+        """Return, and forget, the samples of the first batch that was drawn: batches are trained on in this order."""
+        return self._under_way.popleft()
 
 
 def with_batches(loader: DataLoader[Any], batch_sampler: Any, **changes: Any) -> DataLoader[Any]:

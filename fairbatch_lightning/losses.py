@@ -70,27 +70,35 @@ class SampleLoss:
 
     def __init__(self, index: GroupIndex, loss: PerSampleLoss, target: int | None) -> None:
         self._index, self._loss, self._target = index, loss, target
+        self._classes: dict[tuple[int, torch.device], Tensor] = {}
 
-    def __call__(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Return the losses `(B,)` of samples with the given logits and label rows `(B,)`."""
+    def __call__(self, logits: Tensor, cells: Tensor) -> Tensor:
+        """Return the losses `(B,)` of samples with the given logits and cells' numbers `(B,)`."""
         if logits.ndim not in (1, 2):
             raise ValueError(
                 "Expected the model to give one prediction per sample, as logits of shape (B,), (B, 1) or (B, C), but"
                 f" got {tuple(logits.shape)}."
             )
-        classes = self._classes(2 if _is_binary(logits) else logits.shape[1]).to(logits.device)
-        if self._target is not None:
-            rows = torch.full_like(rows, self._target)
-        losses = self._loss(logits, classes[rows.to(logits.device)])
-        if not isinstance(losses, Tensor) or losses.shape != rows.shape:
+        known = 2 if _is_binary(logits) else logits.shape[1], logits.device
+        if known not in self._classes:
+            self._classes[known] = self._classes_of_cells(known[0]).to(logits.device)
+        losses = self._loss(logits, self._classes[known][cells.to(logits.device)])
+        if not isinstance(losses, Tensor) or losses.shape != cells.shape:
             got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise ValueError(
-                f"Expected `loss` to return one value per sample, shape {tuple(rows.shape)}, but got {got}."
+                f"Expected `loss` to return one value per sample, shape {tuple(cells.shape)}, but got {got}."
                 " Losses of torch take reduction='none'."
             )
         return losses
 
-    def _classes(self, num_classes: int) -> Tensor:
+    def _classes_of_cells(self, num_classes: int) -> Tensor:
+        """Return the class number that each cell's samples are measured against, `(Y * Z,)`."""
+        classes = self._classes_of_labels(num_classes)
+        if self._target is not None:
+            classes = classes[self._target].expand_as(classes)
+        return classes.repeat_interleave(self._index.shape[1])
+
+    def _classes_of_labels(self, num_classes: int) -> Tensor:
         """Return the class number that the model uses for each row: the label itself where it can be, else its rank."""
         values = self._index.label_values
         if all(isinstance(value, int) and 0 <= value < num_classes for value in values):

@@ -57,7 +57,10 @@ class GroupLoss(Metric):
         if losses.device.type == "cpu":  # elsewhere the check would wait for the device
             self._check_range("labels", labels, 0)
             self._check_range("groups", groups, 1)
-        cells = labels * self.counts.shape[1] + groups
+        self.add(losses, labels * self.counts.shape[1] + groups)
+
+    def add(self, losses: Tensor, cells: Tensor) -> None:
+        """Add samples by their cells' numbers, `label * num_groups + group`: `update` without its checks."""
         self.sums.view(-1).index_add_(0, cells, losses.detach().to(self.sums.dtype))
         self.counts.view(-1).index_add_(0, cells, torch.ones_like(cells))
 

@@ -15,16 +15,24 @@ from fairbatch_lightning.criteria import (
     EqualizedOdds,
     EqualOpportunity,
 )
-from fairbatch_lightning.estimate import Estimate, ExactEstimate
+from fairbatch_lightning.estimate import Estimate
+from fairbatch_lightning.estimates import ExactEstimate, SampledEstimate
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.losses import PerSampleLoss, resolve_loss
+from fairbatch_lightning.online import OnlineEstimate
+from fairbatch_lightning.validation import ValidationEstimate
 
 CRITERIA: dict[str, Callable[[int], Criterion]] = {
     "equal_opportunity": EqualOpportunity,
     "equalized_odds": lambda positive: EqualizedOdds(),
     "demographic_parity": DemographicParity,
 }
-ESTIMATES: dict[str, Callable[[], Estimate]] = {"exact": ExactEstimate}
+ESTIMATES: dict[str, Callable[[], Estimate]] = {
+    "exact": ExactEstimate,
+    "sampled": SampledEstimate,
+    "online": OnlineEstimate,
+    "validation": ValidationEstimate,
+}
 
 
 @dataclass(frozen=True)
@@ -50,13 +58,18 @@ class Settings:
         check_settings(self.alpha, self.threshold, self.min_share, self.compare)
         self._check_criterion()
         self.per_sample_loss()
-        self.new_estimate()
+        estimate = self.new_estimate()
         if self.logits is not None and not isinstance(self.logits, str):
             raise ValueError(f"Expected argument `logits` to be the name of a submodule but got {self.logits!r}.")
         every = self.update_every
         if every != "epoch" and (isinstance(every, bool | str) or not isinstance(every, Integral) or every < 1):
             raise ValueError(
                 f'Expected argument `update_every` to be "epoch" or a positive number of batches but got {every!r}.'
+            )
+        if estimate.watches == "validation" and every != "epoch":
+            raise ValueError(
+                f"Expected argument `update_every` to be left out with {type(estimate).__name__}, which updates the"
+                f" shares after every validation, but got {every!r}. Use Trainer(val_check_interval=...)."
             )
         if isinstance(self.seed, bool) or not isinstance(self.seed, Integral) or self.seed < 0:
             raise ValueError(f"Expected argument `seed` to be an integer of at least 0 but got {self.seed!r}.")
@@ -86,10 +99,10 @@ class Settings:
         """Return the estimate for one fit."""
         if isinstance(self.estimate, str) and self.estimate in ESTIMATES:
             return ESTIMATES[self.estimate]()
-        if isinstance(self.estimate, str) or not callable(getattr(self.estimate, "measure", None)):
+        if not isinstance(self.estimate, Estimate):
             raise ValueError(
-                f"Expected argument `estimate` to be one of {list(ESTIMATES)} or an object with a method `measure` but"
-                f" got {self.estimate!r}."
+                f"Expected argument `estimate` to be one of {list(ESTIMATES)} or an Estimate object but got"
+                f" {self.estimate!r}."
             )
         return self.estimate
 

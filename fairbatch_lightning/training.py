@@ -6,7 +6,7 @@ Measured losses go to the criterion, its signal to the controller, the shares to
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from torch import Tensor
 from fairbatch_lightning._warnings import warn
 from fairbatch_lightning.capture import LogitsCapture
 from fairbatch_lightning.criteria import Criterion, row_gaps
-from fairbatch_lightning.estimate import TrainingRun, needs_whole_step, no_logits, returned_logits
+from fairbatch_lightning.estimate import TrainingRun
+from fairbatch_lightning.evaluation import needs_whole_step, no_logits, returned_logits
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.history import UpdateRecord
 from fairbatch_lightning.loaders import FairBatchSampler, TrainLoader, with_batches
@@ -22,9 +23,17 @@ from fairbatch_lightning.losses import SampleLoss
 from fairbatch_lightning.metrics import GroupLoss
 from fairbatch_lightning.sampler import FairSampler
 from fairbatch_lightning.settings import Settings
+from fairbatch_lightning.validation import ValidationEstimate
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+
+
+class Validating(NamedTuple):
+    """The estimate that watches the validation, and what it works with."""
+
+    estimate: ValidationEstimate
+    run: TrainingRun
 
 
 class FairTraining:
@@ -52,16 +61,30 @@ class FairTraining:
         loader = TrainLoader.find(given, settings.loader)
         self.index = GroupIndex.from_dataset(loader.loader.dataset, settings.labels, settings.groups)
         self._criterion = settings.new_criterion(self.index)
-        _check_comparable(self._criterion, self.index)
+        compared = _compared_rows(self._criterion, self.index)
         self.controller = settings.new_controller(self.index)
         self.history: list[UpdateRecord] = []
         self.logits_seen = False
         self._resumed_epoch: int | None = None
         sample_loss = SampleLoss(self.index, settings.per_sample_loss(), self._criterion.target)
         processes = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
-        self.run = TrainingRun(trainer, module, loader, self.index, sample_loss, capture, **processes)
+        self.run = TrainingRun(
+            trainer,
+            module,
+            loader,
+            self.index,
+            sample_loss,
+            capture,
+            seed=settings.seed,
+            labels=settings.labels,
+            groups=settings.groups,
+            compared=compared,
+            **processes,
+        )
         self.run.whole_step = needs_whole_step(self.run)
+        self._estimate.start(self.run)
         self._sampler = self._new_sampler()
+        self._batches = FairBatchSampler(self._sampler)
 
     def reload(self, given: Any) -> None:
         """Go on with a loader that Lightning asked for anew."""
@@ -74,12 +97,13 @@ class FairTraining:
         sample_loss = SampleLoss(index, self._settings.per_sample_loss(), self._criterion.target)
         self.run = replace(self.run, loader=loader, index=index, sample_loss=sample_loss)
         before, self._sampler = self._sampler, self._new_sampler()
+        self._batches = FairBatchSampler(self._sampler)
         if not before.started:  # a place in the epoch that was restored, but not yet gone on from
             self._sampler.load_state_dict(before.state_dict())
 
     def fair_loader(self) -> Any:
         """Return what Lightning was about to train on, with fair batches."""
-        return self.run.loader.put_back(with_batches(self.run.loader.loader, FairBatchSampler(self._sampler)))
+        return self.run.loader.put_back(with_batches(self.run.loader.loader, self._batches))
 
     def close(self) -> None:
         """Let go of what the fit needed."""
@@ -92,17 +116,30 @@ class FairTraining:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle what there is to know about the fit, not the Trainer, module and data it was made with."""
-        return {name: value for name, value in vars(self).items() if name not in ("run", "_estimate", "_sampler")}
+        live = "run", "_estimate", "_sampler", "_batches"
+        return {name: value for name, value in vars(self).items() if name not in live}
 
-    def expect_logits(self) -> None:
-        """Before the first training batch: keep its logits, to see whether they can be had."""
-        if not self.run.is_compiled:  # there the hook would have everything compiled twice; the evaluation will see
+    def before_batch(self) -> None:
+        """Keep the logits of a training batch if the estimate wants them, and those of the first for a check."""
+        first = not self.logits_seen and not self.run.is_compiled  # there it would have everything compiled twice
+        if first or self._estimate.watches == "training":
             self.run.capture.arm(self.run.loader.batch_size)
 
-    def check_logits(self, outputs: Any) -> None:
+    def after_batch(self, outputs: Any) -> None:
+        """Show the batch to the estimate."""
+        samples, logits = self._batches.oldest(), self.run.capture.take()
+        if not self.logits_seen:
+            self._check_logits(outputs, captured=logits is not None)
+        if self._estimate.watches == "training":
+            if self.run.logits_returned or logits is None:
+                logits = returned_logits(outputs, len(samples))
+            if logits is not None:
+                self._estimate.observe(self.run, logits.detach(), self.index.cells[samples])
+
+    def _check_logits(self, outputs: Any, captured: bool) -> None:
         """After the first training batch: see that its logits were found, or that the step returned them."""
         batch_size = self.run.loader.batch_size
-        captured = self.run.capture.take() is not None or self.run.is_compiled  # see `expect_logits`
+        captured = captured or self.run.is_compiled  # see `before_batch`; the evaluation will see
         returned = self._settings.logits is None and returned_logits(outputs, batch_size) is not None
         if not captured and not returned:
             raise RuntimeError(no_logits(batch_size))
@@ -116,9 +153,20 @@ class FairTraining:
             self.run.logits_returned = self.run.whole_step = True
         self.logits_seen = True
 
+    @property
+    def updates_after_epochs(self) -> bool:
+        """Whether the end of an epoch is the time for an update."""
+        return self._settings.update_every == "epoch" and self._estimate.watches != "validation"
+
+    @property
+    def validating(self) -> Validating | None:
+        """Whom to tell about validation, if the estimate watches it."""
+        return Validating(self._estimate, self.run) if isinstance(self._estimate, ValidationEstimate) else None
+
+    @torch.inference_mode(False)
     def update(self, epoch: int | None = None) -> UpdateRecord:
         """Measure the cells' losses, shift the shares, and write it down."""
-        trainer = self.run.trainer
+        trainer, self.run.num_updates = self.run.trainer, len(self.history)
         losses = self._finite_losses(self._estimate.measure(self.run))
         before = self.controller.shares
         gaps = self.controller.update(self._criterion.signal(losses, self.index.counts))
@@ -149,6 +197,7 @@ class FairTraining:
             "controller": self.controller.state_dict(),
             "sampler": sampler,
             "logits_returned": self.run.logits_returned,
+            "estimate": self._estimate.state_dict(self.run),
             "history": [record.state_dict() for record in self.history],
         }
 
@@ -167,6 +216,7 @@ class FairTraining:
         if state["logits_returned"]:
             self.run.logits_returned = self.run.whole_step = True
         self._resumed_epoch = state["sampler"]["epoch"]
+        self._estimate.load_state_dict(self.run, state["estimate"])
         self.history = [UpdateRecord(**record) for record in state["history"]]
 
     def _check_place(self, state: dict[str, Any]) -> None:
@@ -206,15 +256,16 @@ class FairTraining:
         return losses
 
 
-def _check_comparable(criterion: Criterion, index: GroupIndex) -> None:
-    """Refuse data without groups to compare, and say which cells are empty."""
+def _compared_rows(criterion: Criterion, index: GroupIndex) -> Tensor:
+    """Return the rows that the criterion compares, `(Y,)`; refuse data without any, and say which cells are empty."""
     positive = getattr(criterion, "positive", 0)
     if not 0 <= positive < index.shape[0]:
         raise ValueError(
             f"Expected `positive` of {criterion} to be the row of a label, from 0 to {index.shape[0] - 1}: the labels"
             f" are {list(index.label_names)}."
         )
-    if row_gaps(criterion.signal(torch.zeros(index.shape), index.counts)).isnan().all():
+    compared = ~row_gaps(criterion.signal(torch.zeros(index.shape), index.counts)).isnan()
+    if not compared.any():
         raise ValueError(
             "Expected a label with samples of at least two groups to compare, but the labels"
             f" {list(index.label_names)} and groups {list(index.group_names)} have the counts {index.counts.tolist()}."
@@ -225,6 +276,7 @@ def _check_comparable(criterion: Criterion, index: GroupIndex) -> None:
             f"The training set has no samples in the cells {index.cell_names(empty)}. They take no part; the other"
             " groups of these labels are balanced among themselves."
         )
+    return compared
 
 
 def _check_same_cells(before: GroupIndex, now: GroupIndex) -> None:

@@ -23,7 +23,18 @@ CORE = [
     "capture",
     "loaders",
 ]
-WITH_LIGHTNING = ["_lightning", "estimate", "history", "settings", "training", "callback"]
+WITH_LIGHTNING = [
+    "_lightning",
+    "estimate",
+    "evaluation",
+    "estimates",
+    "online",
+    "validation",
+    "history",
+    "settings",
+    "training",
+    "callback",
+]
 ON_TOP = ["plots", "demo", "cli", "__main__"]
 ORDER = CORE + WITH_LIGHTNING + ON_TOP
 

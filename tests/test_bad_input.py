@@ -55,7 +55,7 @@ def class_of(labels, i):
         ({"compare": "mean"}, "`compare` to be one of"),
         ({"loss": "mse"}, '`loss` to be None, "error" or a function'),
         ({"logits": torch.nn.Linear(2, 2)}, "`logits` to be the name of a submodule but got Linear"),
-        ({"estimate": "fast"}, "`estimate` to be one of .* or an object with a method `measure` but got 'fast'"),
+        ({"estimate": "fast"}, "`estimate` to be one of .* or an Estimate object but got 'fast'"),
         ({"estimate": 3}, "`estimate` to be one of"),
         ({"update_every": 0}, '`update_every` to be "epoch" or a positive number of batches but got 0'),
         ({"update_every": "step"}, '`update_every` to be "epoch" or a positive number'),

@@ -1,0 +1,73 @@
+"""Estimates that evaluate the model on training samples: all of them, or some of every cell."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from fairbatch_lightning.estimate import Estimate, TrainingRun
+from fairbatch_lightning.evaluation import Evaluation
+from fairbatch_lightning.groups import GroupIndex
+from fairbatch_lightning.metrics import GroupLoss
+
+
+class ExactEstimate(Estimate):
+    """Evaluates the model on every training sample, as the paper does.
+
+    Args:
+        batch_size: How many samples to evaluate at once; default: four times as many as in training, where that does
+            not run out of memory.
+    """
+
+    def __init__(self, batch_size: int | None = None) -> None:
+        self._evaluation = Evaluation(batch_size)
+
+    def measure(self, run: TrainingRun) -> GroupLoss:
+        """Return the losses of the cells over the whole training set."""
+        return self._evaluation.measure(run, range(len(run.index)))
+
+
+class SampledEstimate(Estimate):
+    """Evaluates the model on a fresh draw from every cell, so that an update costs the same however large the data is.
+
+    Args:
+        samples_per_cell: How many samples to draw, without replacement, from each cell; smaller cells are taken whole.
+        batch_size: How many samples to evaluate at once; default: four times as many as in training, where that does
+            not run out of memory.
+    """
+
+    def __init__(self, samples_per_cell: int = 128, batch_size: int | None = None) -> None:
+        check_samples_per_cell(samples_per_cell)
+        self._samples_per_cell = samples_per_cell
+        self._evaluation = Evaluation(batch_size)
+
+    def measure(self, run: TrainingRun) -> GroupLoss:
+        """Return the losses of the cells over the drawn samples."""
+        cells = np.arange(run.index.counts.numel())
+        return self._evaluation.measure(run, draw(run.index, cells, self._samples_per_cell, run.seed, run.num_updates))
+
+
+def draw(index: GroupIndex, cells: np.ndarray[Any, Any], samples_per_cell: int, *key: int) -> np.ndarray[Any, Any]:
+    """Return up to `samples_per_cell` different samples of each of the `cells`; the `key` decides which.
+
+    >>> index = GroupIndex.from_values([0, 0, 0, 1, 1, 1], [0, 0, 1, 0, 1, 1])
+    >>> draw(index, np.array([1, 3]), 2, 0).tolist()
+    [2, 4, 5]
+    """
+    random = np.random.default_rng(key)
+    chosen = []
+    for cell in cells:
+        first, end = index.edges[cell], index.edges[cell + 1]
+        if end - first > samples_per_cell:
+            chosen.append(first + random.choice(end - first, samples_per_cell, replace=False, shuffle=False))
+        else:
+            chosen.append(np.arange(first, end))
+    return np.asarray(index.order[np.concatenate(chosen)])
+
+
+def check_samples_per_cell(samples_per_cell: int) -> None:
+    """Refuse what is not a number of samples."""
+    if not isinstance(samples_per_cell, Integral) or isinstance(samples_per_cell, bool) or samples_per_cell < 1:
+        raise ValueError(f"Expected argument `samples_per_cell` to be a positive integer but got {samples_per_cell!r}.")

@@ -1,0 +1,449 @@
+"""The cheap estimates measure what they say, against brute force, and cost what they say."""
+
+import itertools
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from helpers import Toy, ToyModule, loader, trainer
+from torch.nn import functional
+from torch.utils.data import DataLoader, Subset
+
+from fairbatch_lightning import (
+    Estimate,
+    ExactEstimate,
+    FairBatch,
+    FairBatchWarning,
+    GroupIndex,
+    OnlineEstimate,
+    SampledEstimate,
+    ValidationEstimate,
+)
+from fairbatch_lightning.estimates import draw
+
+
+class Recording(ToyModule):
+    """Keeps what every forward pass saw and gave: (mode, samples, losses); with dropout, so that modes matter."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(), torch.nn.Linear(16, 2))
+        self.passes = []
+
+    def step(self, batch):
+        x, y, index = batch
+        logits = self(x)
+        losses = functional.cross_entropy(logits, y, reduction="none")
+        self.passes.append((self.training, index.tolist(), losses.detach().double().tolist()))
+        return losses.mean()
+
+    def training_step(self, batch, batch_idx):
+        return self.step(batch)
+
+    def on_train_epoch_start(self):
+        self.passes.append("epoch")
+
+    def epochs(self):
+        """Return the passes of each epoch."""
+        groups = itertools.groupby(self.passes, lambda entry: entry == "epoch")
+        return [list(entries) for is_mark, entries in groups if not is_mark]
+
+
+class Watched(Recording):
+    """Runs `training_step` to its end in evaluations too: it returns its logits."""
+
+    def step(self, batch):
+        x, y, index = batch
+        logits = self(x)
+        losses = functional.cross_entropy(logits, y, reduction="none")
+        self.passes.append((self.training, index.tolist(), losses.detach().double().tolist()))
+        return {"loss": losses.mean(), "logits": logits}
+
+
+def cell_means(passes, dataset):
+    """Return the mean loss of every cell over some passes, one sample at a time."""
+    sums, counts = torch.zeros(2, 3, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64)
+    for _, samples, losses in passes:
+        for sample, loss in zip(samples, losses, strict=True):
+            cell = int(dataset.targets[sample]), int(dataset.group_ids[sample])
+            sums[cell] += loss
+            counts[cell] += 1
+    return sums / counts, counts
+
+
+def fit(module, data=None, estimate="online", epochs=3, validation=None, fairbatch=None, **options):
+    callback = FairBatch(groups="group", alpha=0.05, estimate=estimate, **(fairbatch or {}))
+    run = trainer(callback, max_epochs=epochs, **{"num_sanity_val_steps": 0, **options})
+    run.fit(module, loader() if data is None else data, validation)
+    return callback
+
+
+class TestDraw:
+    index = GroupIndex.from_values(np.repeat([0, 0, 1, 1], [5, 40, 200, 3]), np.repeat([0, 1, 0, 1], [5, 40, 200, 3]))
+
+    def test_is_stratified_and_without_replacement(self):
+        chosen = draw(self.index, np.arange(4), 20, 0, 0)
+        assert len(set(chosen)) == len(chosen)
+        assert np.bincount(self.index.cells[chosen]).tolist() == [5, 20, 20, 3]
+
+    def test_only_from_the_cells_asked_for(self):
+        assert set(self.index.cells[draw(self.index, np.array([0, 2]), 20, 0, 0)]) == {0, 2}
+
+    def test_is_fresh_for_every_key_and_the_same_for_one(self):
+        draws = [draw(self.index, np.arange(4), 20, 0, number).tolist() for number in (0, 1, 0)]
+        assert draws[0] != draws[1]
+        assert draws[0] == draws[2]
+
+    def test_every_sample_is_equally_likely(self):
+        times = np.zeros(len(self.index))
+        for number in range(2000):
+            times[draw(self.index, np.arange(4), 20, 7, number)] += 1
+        expected = 2000 * np.minimum(20 / self.index.counts.flatten().numpy(), 1)[self.index.cells]
+        assert (np.abs(times - expected) <= 5 * np.sqrt(expected)).all()
+
+
+class TestSampled:
+    def test_measures_a_fresh_draw_in_evaluation_mode(self):
+        module, dataset = Watched(), Toy()
+        callback = fit(module, estimate=SampledEstimate(samples_per_cell=10))
+        drawn = []
+        for record, passes in zip(callback.history, module.epochs(), strict=True):
+            evaluated = [entry for entry in passes if not entry[0]]
+            samples = list(itertools.chain(*(samples for _, samples, _ in evaluated)))
+            losses = list(itertools.chain(*(losses for _, _, losses in evaluated)))
+            distinct = dict(zip(samples, losses, strict=True))  # what fills up the last batch is there twice
+            expected, counts = cell_means([(False, list(distinct), list(distinct.values()))], dataset)
+            assert (counts == 10).all()
+            torch.testing.assert_close(record.losses, expected)
+            drawn.append(frozenset(distinct))
+        assert len(set(drawn)) == 3
+
+    @pytest.mark.parametrize("num_samples", [240, 2400])
+    def test_cost_does_not_grow_with_the_data(self, num_samples):
+        module = Watched()
+        fit(module, loader(Toy(num_samples)), SampledEstimate(samples_per_cell=10), epochs=1)
+        assert sum(len(samples) for mode, samples, _ in module.epochs()[0] if not mode) <= 80
+
+    def test_of_all_samples_is_exact(self):
+        sampled, exact = fit(ToyModule(), estimate=SampledEstimate(10**6)), fit(ToyModule(), estimate="exact")
+        for record, expected in zip(sampled.history, exact.history, strict=True):
+            torch.testing.assert_close(record.losses, expected.losses)
+
+
+class TestOnline:
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_measures_the_training_batches(self, num_workers):
+        module, dataset = Recording(), Toy()
+        callback = fit(module, loader(num_workers=num_workers), OnlineEstimate(samples_per_cell=4))
+        for record, passes in zip(callback.history, module.epochs(), strict=True):
+            expected, counts = cell_means(passes, dataset)
+            assert (counts >= 2).all()
+            torch.testing.assert_close(record.losses, expected)
+            assert all(mode for mode, _, _ in passes)
+
+    def test_updates_within_epochs_count_what_came_since_the_last(self):
+        module, dataset = Recording(), Toy()
+        callback = fit(module, estimate=OnlineEstimate(samples_per_cell=1), epochs=2, fairbatch={"update_every": 8})
+        batches = [entry for entry in module.passes if entry != "epoch"]
+        assert len(callback.history) == 3
+        for number, record in enumerate(callback.history):
+            expected, _ = cell_means(batches[8 * number : 8 * (number + 1)], dataset)
+            torch.testing.assert_close(record.losses, expected)
+
+    def test_a_starved_cell_has_its_row_evaluated(self):
+        """Group c of label 1 is never drawn any more; label 0 is still measured in training."""
+        module, dataset = Watched(), Toy()
+        callback = FairBatch(groups="group", alpha=1e-300, estimate=OnlineEstimate(samples_per_cell=12))
+        run = trainer(callback, max_epochs=1)
+
+        def starve(training):
+            shares = training.controller.shares
+            shares[1] = torch.tensor([0.5, 0.5, 0.0])
+            training.controller.load_state_dict({**training.controller.state_dict(), "shares": shares})
+            training._sampler.shares = shares
+
+        run.callbacks.append(AtStart(lambda: starve(callback._training)))
+        run.fit(module, loader())
+        trained = [entry for entry in module.epochs()[0] if entry[0]]
+        evaluated = [entry for entry in module.epochs()[0] if not entry[0]]
+        in_training, counts = cell_means(trained, dataset)
+        assert counts[1, 2] == 0
+        distinct = {s: loss for _, samples, losses in evaluated for s, loss in zip(samples, losses, strict=True)}
+        in_probe, probed = cell_means([(False, list(distinct), list(distinct.values()))], dataset)
+        assert probed.tolist() == [[0, 0, 0], [12, 12, 12]]
+        torch.testing.assert_close(callback.history[0].losses[0], in_training[0])
+        torch.testing.assert_close(callback.history[0].losses[1], in_probe[1])
+
+    def test_rows_that_the_criterion_ignores_are_not_evaluated(self):
+        module = Watched()
+        callback = FairBatch("equal_opportunity", groups="group", estimate=OnlineEstimate(10**6))
+        trainer(callback, max_epochs=1, limit_train_batches=2).fit(module, loader(batch_size=8))
+        dataset = Toy()
+        evaluated = {s for mode, samples, _ in module.epochs()[0] for s in samples if not mode}
+        assert evaluated
+        assert {int(dataset.targets[sample]) for sample in evaluated} == {1}
+
+    def test_a_cell_smaller_than_what_is_enough_is_not_starved(self):
+        module = Watched()
+        fit(module, estimate=OnlineEstimate(samples_per_cell=10**6), epochs=1)
+        assert all(mode for mode, _, _ in module.epochs()[0])
+
+    def test_batches_without_a_forward_pass_are_left_out(self):
+        class Skipping(Recording):
+            def training_step(self, batch, batch_idx):
+                return super().training_step(batch, batch_idx) if batch_idx % 2 == 0 else None
+
+        module = Skipping()
+        callback = fit(module, estimate=OnlineEstimate(samples_per_cell=4), epochs=1)
+        expected, _ = cell_means(module.epochs()[0], Toy())
+        torch.testing.assert_close(callback.history[0].losses, expected)
+
+    def test_a_loader_that_is_cycled(self):
+        """The fair loader is the shorter one and starts again within an epoch of the other."""
+
+        class Two(Recording):
+            def training_step(self, batch, batch_idx):
+                return self.step(batch[0])
+
+        module = Two()
+        data = [loader(), loader(Toy(400))]
+        callback = fit(module, data, OnlineEstimate(samples_per_cell=4), fairbatch={"loader": 0})
+        for record, passes in zip(callback.history, module.epochs(), strict=True):
+            assert len(passes) == 20
+            torch.testing.assert_close(record.losses, cell_means(passes, Toy())[0])
+
+    def test_epochs_that_end_early(self):
+        module = Recording()
+        callback = fit(module, loader(num_workers=2), OnlineEstimate(samples_per_cell=2), limit_train_batches=5)
+        for record, passes in zip(callback.history, module.epochs(), strict=True):
+            assert len(passes) == 5
+            torch.testing.assert_close(record.losses, cell_means(passes, Toy())[0])
+
+
+class AtStart(L.Callback):
+    def __init__(self, act):
+        self.act = act
+
+    def on_train_start(self, run, module):
+        self.act()
+
+
+class WithValidation(Recording):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.step(batch)
+
+
+def held_out(**kwargs):
+    return DataLoader(Toy(130, seed=5), batch_size=40, **kwargs)
+
+
+class TestValidation:
+    def test_measures_the_validation_set(self):
+        module, dataset = WithValidation(), Toy(130, seed=5)
+        callback = fit(module, estimate="validation", validation=held_out())
+        for record, passes in zip(callback.history, module.epochs(), strict=True):
+            expected, counts = cell_means([entry for entry in passes if not entry[0]], dataset)
+            assert counts.sum() == 130
+            torch.testing.assert_close(record.losses, expected)
+
+    def test_the_sanity_check_is_not_a_measurement(self):
+        callback = fit(WithValidation(), estimate="validation", validation=held_out(), num_sanity_val_steps=2)
+        assert [record.epoch for record in callback.history] == [0, 1, 2]
+
+    def test_updates_after_every_validation(self):
+        callback = fit(WithValidation(), estimate="validation", validation=held_out(), val_check_interval=4)
+        assert [record.step for record in callback.history] == list(range(4, 37, 4))
+        callback = fit(
+            WithValidation(), estimate="validation", validation=held_out(), check_val_every_n_epoch=2, epochs=4
+        )
+        assert [record.epoch for record in callback.history] == [1, 3]
+
+    def test_sampler_follows_within_the_epoch(self):
+        module = WithValidation()
+        callback = fit(module, estimate="validation", validation=held_out(), val_check_interval=4, epochs=1)
+        first, second = callback.history[0], callback.history[1]
+        assert not torch.equal(first.shares_before, first.shares_after)
+        assert torch.equal(first.shares_after, second.shares_before)
+
+    def test_part_of_the_validation_set(self):
+        module, dataset = WithValidation(), Toy(130, seed=5)
+        callback = fit(module, estimate="validation", validation=held_out(), limit_val_batches=2, epochs=1)
+        expected, counts = cell_means([entry for entry in module.epochs()[0] if not entry[0]], dataset)
+        assert counts.sum() == 80
+        torch.testing.assert_close(callback.history[0].losses, expected)
+
+    def test_standalone_validation_changes_nothing(self):
+        module = WithValidation()
+        callback = FairBatch(groups="group", estimate="validation")
+        run = trainer(callback, max_epochs=2)
+        run.fit(module, loader(), held_out())
+        run.validate(module, held_out(), verbose=False)
+        run.test(TestStep(), held_out(), verbose=False)
+        assert len(callback.history) == 2
+
+    def test_one_of_several_loaders(self):
+        module = WithValidation()
+        both = [DataLoader(Toy(30, seed=6), batch_size=40), held_out()]
+        callback = fit(module, estimate=ValidationEstimate(loader=1), validation=both, epochs=1)
+        expected, counts = cell_means([p for p in module.epochs()[0] if not p[0]][1:], Toy(130, seed=5))
+        assert counts.sum() == 130
+        torch.testing.assert_close(callback.history[0].losses, expected)
+
+    def test_sources_of_its_own(self):
+        """Groups given as an array are those of the training set only."""
+        train, other = Toy(), Toy(130, seed=5)
+        callback = FairBatch(groups=train.group, estimate=ValidationEstimate(groups=other.group))
+        trainer(callback, max_epochs=1).fit(WithValidation(), loader(train), held_out())
+        assert callback.history[0].losses.isfinite().all()
+
+    def test_groups_unknown_in_training_are_left_out_with_a_word(self):
+        train = Toy()
+        known = Subset(train, [i for i in range(240) if train.group[i] != "c"])
+        with pytest.warns(FairBatchWarning, match=r"\d+ of the 130 validation samples are left out.*'c'"):
+            callback = fit(WithValidation(), loader(known), "validation", validation=held_out(), epochs=1)
+        assert callback.history[0].losses.shape == (2, 2)
+
+    def test_groups_missing_in_validation_take_no_part(self):
+        other = Toy(130, seed=5)
+        some = Subset(other, [i for i in range(130) if other.group[i] != "c"])
+        callback = fit(WithValidation(), None, "validation", validation=DataLoader(some, batch_size=40), epochs=1)
+        assert callback.history[0].losses[:, 2].isnan().all()
+        before, after = callback.history[0].shares_before, callback.history[0].shares_after
+        assert torch.equal(before[:, 2], after[:, 2])
+        assert not torch.equal(before, after)
+
+    def test_values_are_logged_for_other_callbacks(self):
+        from lightning.pytorch.callbacks import EarlyStopping
+
+        callback = FairBatch(groups="group", estimate="validation")
+        run = trainer(callback, EarlyStopping("fairbatch/gap_max", patience=9), max_epochs=2)
+        run.fit(WithValidation(), loader(), held_out())
+        assert float(run.callback_metrics["fairbatch/gap_max"]) == pytest.approx(callback.history[-1].gap_max)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"validation": None}, "needs a validation loop"),
+            ({"limit_val_batches": 0}, "needs a validation loop"),
+            ({"validation": held_out(shuffle=True)}, "shuffles. Use shuffle=False"),
+            ({"validation": [held_out(), held_out()]}, r"got 2. Name it by its position"),
+            ({"estimate": ValidationEstimate(loader=3)}, "from 0 to 0.*but got 3"),
+            ({"estimate": ValidationEstimate(groups="nothing")}, "looks for labels and groups in the validation set"),
+            ({"fairbatch": {"update_every": 3}}, "val_check_interval"),
+        ],
+    )
+    def test_what_cannot_work_is_refused(self, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            fit(WithValidation(), **{"estimate": "validation", "validation": held_out(), **arguments})
+
+    def test_validation_without_logits_is_refused(self):
+        class NoForward(ToyModule):
+            def validation_step(self, batch, batch_idx):
+                self.net(batch[0])
+
+        with pytest.raises(RuntimeError, match="`validation_step` did not call"):
+            fit(NoForward(), estimate="validation", validation=held_out())
+
+    def test_returned_logits_will_do(self):
+        class Returns(ToyModule):
+            def validation_step(self, batch, batch_idx):
+                return {"logits": self.net(batch[0])}
+
+        callback = fit(Returns(), estimate="validation", validation=held_out(), epochs=1)
+        assert callback.history[0].losses.isfinite().all()
+
+
+class TestStep(ToyModule):
+    __test__ = False
+
+    def test_step(self, batch, batch_idx):
+        pass
+
+
+class TestExact:
+    def test_batches_are_four_times_as_large(self):
+        assert self.sizes(ToySizes(), "exact") == {80}
+
+    def test_batch_size_of_ones_own(self):
+        assert self.sizes(ToySizes(), ExactEstimate(batch_size=30)) == {30}
+
+    def test_training_with_single_samples_is_evaluated_so(self):
+        assert self.sizes(ToySizes(), "exact", loader(batch_size=1)) == {1}
+
+    def test_compiled_modules_see_batches_of_one_size(self):
+        module = ToySizes()
+        module.net = torch.compile(module.net, backend="eager")
+        assert self.sizes(module, "exact") == {20}
+
+    def test_falls_back_when_memory_runs_out(self):
+        module = ToySizes(limit=20)
+        callback = fit(module, estimate="exact")
+        expected = fit(ToySizes(), estimate="exact")
+        assert module.sizes == {80, 20}
+        torch.testing.assert_close(callback.history[-1].losses, expected.history[-1].losses)
+
+    def test_other_errors_are_not_swallowed(self):
+        with pytest.raises(torch.OutOfMemoryError):
+            fit(ToySizes(limit=2), estimate="exact")
+
+    @staticmethod
+    def sizes(module, estimate, data=None):
+        fit(module, data, estimate, epochs=1)
+        return module.sizes
+
+
+class ToySizes(ToyModule):
+    """Remembers the sizes of batches that are evaluated; refuses those above a limit as a full device does."""
+
+    def __init__(self, limit=10**6):
+        super().__init__()
+        self.sizes, self.limit = set(), limit
+
+    def training_step(self, batch, batch_idx):
+        if not self.training:
+            self.sizes.add(len(batch[0]))
+            if len(batch[0]) > self.limit:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("make", [SampledEstimate, OnlineEstimate])
+@pytest.mark.parametrize("number", [0, -1, 2.5, True, "many"])
+def test_bad_numbers_of_samples_are_refused(make, number):
+    with pytest.raises(ValueError, match=f"`samples_per_cell` to be a positive integer but got {number!r}"):
+        make(number)
+
+
+@pytest.mark.parametrize("make", [SampledEstimate, OnlineEstimate, ExactEstimate])
+@pytest.mark.parametrize("size", [0, 1.5, "big"])
+def test_bad_batch_sizes_are_refused(make, size):
+    with pytest.raises(ValueError, match=f"`batch_size` to be a positive integer but got {size!r}"):
+        make(batch_size=size)
+
+
+def test_estimate_of_ones_own():
+    """Such as one that only looks at the last batch before an update."""
+
+    class LastBatch(Estimate):
+        watches = "training"
+
+        def observe(self, run, logits, cells):
+            self.metric = run.new_metric()
+            run.add_losses(self.metric, logits, cells)
+
+        def measure(self, run):
+            return self.metric
+
+    module = Recording()
+    callback = fit(module, estimate=LastBatch(), epochs=2)
+    for record, passes in zip(callback.history, module.epochs(), strict=True):
+        expected, _ = cell_means(passes[-1:], Toy())
+        torch.testing.assert_close(record.losses, expected, equal_nan=True)
+
+
+def test_an_estimate_object_can_be_used_again():
+    estimate = OnlineEstimate(samples_per_cell=4)
+    first, again = fit(Recording(), estimate=estimate), fit(Recording(), estimate=estimate)
+    for record, expected in zip(again.history, first.history, strict=True):
+        assert torch.equal(record.losses, expected.losses)
