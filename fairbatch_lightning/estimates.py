@@ -38,7 +38,7 @@ class SampledEstimate(Estimate):
             not run out of memory.
     """
 
-    def __init__(self, samples_per_cell: int = 128, batch_size: int | None = None) -> None:
+    def __init__(self, samples_per_cell: int = 256, batch_size: int | None = None) -> None:
         check_samples_per_cell(samples_per_cell)
         self._samples_per_cell = samples_per_cell
         self._evaluation = Evaluation(batch_size)

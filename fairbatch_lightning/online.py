@@ -17,9 +17,10 @@ from fairbatch_lightning.metrics import GroupLoss
 class OnlineEstimate(Estimate):
     """Averages the losses of the batches that were trained on since the last update: no forward pass of its own.
 
-    A cell whose share is small may hardly occur in these. Where a cell had fewer than half of `samples_per_cell`, the
-    model is evaluated on that many samples of each cell of its row instead: losses are compared within a row, and those
-    from training belong to a slightly older model in training mode.
+    A cell whose share is small may hardly occur in these. Where a cell had fewer than half of `samples_per_cell`, or of
+    all its samples, its row is evaluated instead on `samples_per_cell` of each of its cells. The whole row, because
+    losses are compared within it, and those from training are of a slightly older model in training mode. No more
+    samples are evaluated than were trained on, so that frequent updates stay cheap.
 
     Args:
         samples_per_cell: How many samples of a cell are enough to know its loss.
@@ -29,7 +30,7 @@ class OnlineEstimate(Estimate):
 
     watches = "training"
 
-    def __init__(self, samples_per_cell: int = 128, batch_size: int | None = None) -> None:
+    def __init__(self, samples_per_cell: int = 1024, batch_size: int | None = None) -> None:
         check_samples_per_cell(samples_per_cell)
         self._samples_per_cell = samples_per_cell
         self._evaluation = Evaluation(batch_size)
@@ -45,24 +46,22 @@ class OnlineEstimate(Estimate):
     def measure(self, run: TrainingRun) -> GroupLoss:
         """Return the losses of the cells since the last update, and start anew."""
         seen, self._seen = self._seen, run.new_metric()
-        rows = self._starved_rows(run, seen)
-        if rows.any():
-            cells = rows.unsqueeze(1).expand(run.index.shape).flatten().nonzero().flatten().numpy()
-            chosen = draw(run.index, cells, self._samples_per_cell, run.seed, run.num_updates)
-            probe = self._evaluation.measure(run, chosen)
-            where = rows.unsqueeze(1).to(seen.device)
-            seen.sums, seen.counts = (
-                torch.where(where, probe.sums, seen.sums),
-                torch.where(where, probe.counts, seen.counts),
-            )
-        return seen
-
-    def _starved_rows(self, run: TrainingRun, seen: GroupLoss) -> Tensor:
-        """Return which of the compared rows have a cell with too few samples, over all processes: `(Y,)`."""
         with seen.sync_context():
             counts = seen.counts.cpu()
         enough = run.index.counts.clamp(max=self._samples_per_cell) / 2
-        return (counts < enough).any(1) & run.compared
+        starved_rows = (counts < enough).any(1, keepdim=True) & run.compared.unsqueeze(1)
+        if starved_rows.any():
+            probe = self._probe(run, starved_rows.expand(run.index.shape), int(counts.sum()))
+            where = starved_rows.to(seen.device)
+            seen.sums = torch.where(where, probe.sums, seen.sums)
+            seen.counts = torch.where(where, probe.counts, seen.counts)
+        return seen
+
+    def _probe(self, run: TrainingRun, cells: Tensor, num_trained: int) -> GroupLoss:
+        """Evaluate samples of some cells (a `(Y, Z)` mask), but no more of them than were trained on."""
+        numbers = cells.flatten().nonzero().flatten().numpy()
+        per_cell = max(1, min(self._samples_per_cell, num_trained // len(numbers)))
+        return self._evaluation.measure(run, draw(run.index, numbers, per_cell, run.seed, run.num_updates))
 
     def state_dict(self, run: TrainingRun) -> dict[str, Any]:
         """Return what each process has seen since the last update, `(processes, Y, Z)`."""

@@ -10,9 +10,16 @@ from pathlib import Path
 import torch
 from helpers import Toy, ToyModule, loader, resume, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, Subset
 
 from fairbatch_lightning import FairBatch
+
+
+class Validated(ToyModule):
+    """With a validation loop."""
+
+    def validation_step(self, batch, batch_idx):
+        self(batch[0])
 
 
 class WithBatchNorm(ToyModule):
@@ -37,7 +44,7 @@ class Sharded(ToyModule):
             fully_shard(layer, mesh=self.device_mesh["data_parallel"])
 
 
-MODULES = {"plain": ToyModule, "batchnorm": WithBatchNorm, "sharded": Sharded}
+MODULES = {"plain": ToyModule, "validated": Validated, "batchnorm": WithBatchNorm, "sharded": Sharded}
 
 
 def job(
@@ -57,10 +64,11 @@ def job(
     save=None,
     save_every=None,
     drop_last=False,
+    estimate="online",
 ):
     torch.manual_seed(0)
     model = MODULES[module]()
-    callback = FairBatch(groups="group", alpha=0.05, update_every=update_every)
+    callback = FairBatch(groups="group", alpha=0.05, update_every=update_every, estimate=estimate)
     if strategy == "model_parallel":
         from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -77,7 +85,8 @@ def job(
         enable_checkpointing=save_every is not None,
     )
     data = loader(Subset(Toy(300), range(num_samples)), batch_size, num_workers=num_workers, drop_last=drop_last)
-    resume(run, model, data, ckpt_path)
+    held_out = Subset(Toy(300), range(num_samples, num_samples + 51))
+    resume(run, model, data, ckpt_path, DataLoader(held_out, batch_size=batch_size))
     if save:
         run.save_checkpoint(Path(folder) / save)
 

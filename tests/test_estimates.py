@@ -175,6 +175,13 @@ class TestOnline:
         torch.testing.assert_close(callback.history[0].losses[0], in_training[0])
         torch.testing.assert_close(callback.history[0].losses[1], in_probe[1])
 
+    def test_no_more_is_evaluated_than_was_trained_on(self):
+        module = Watched()
+        fit(module, loader(Toy(2400)), OnlineEstimate(), epochs=1, limit_train_batches=6)
+        passes = module.epochs()[0]
+        assert sum(len(samples) for mode, samples, _ in passes if mode) == 120
+        assert 60 < sum(len(samples) for mode, samples, _ in passes if not mode) <= 120
+
     def test_rows_that_the_criterion_ignores_are_not_evaluated(self):
         module = Watched()
         callback = FairBatch("equal_opportunity", groups="group", estimate=OnlineEstimate(10**6))

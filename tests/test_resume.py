@@ -82,6 +82,7 @@ SCENARIOS = {
     "updates within epochs": ({"every_n_train_steps": 5}, {"update_every": 7}, {}),
     "shortened epochs": ({"every_n_train_steps": 3}, {}, {"limit_train_batches": 7}),
 }
+UPDATED_AFTER_VALIDATION = ["epoch end", "within epochs", "validation at epoch end", "validation within epochs"]
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -91,6 +92,22 @@ def test_resume_from_every_checkpoint(scenario, num_workers, tmp_path):
     if scenario in ("gradient accumulation", "shortened epochs"):
         skip_old_lightning()
     checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, **how)
+    assert_resumable(checkpoint, tmp_path, num_workers, arguments, options)
+
+
+@pytest.mark.parametrize("estimate", ["sampled", "online", "validation"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_resume_with_every_estimate(scenario, estimate, tmp_path):
+    how, arguments, options = SCENARIOS[scenario]
+    if scenario in ("gradient accumulation", "shortened epochs"):
+        skip_old_lightning()
+    if estimate == "validation" and scenario not in UPDATED_AFTER_VALIDATION:
+        pytest.skip("not a matter of the estimate, or see test_resume_before_the_validation")
+    checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, **how)
+    assert_resumable(checkpoint, tmp_path, 0, {**arguments, "estimate": estimate}, options)
+
+
+def assert_resumable(checkpoint, tmp_path, num_workers, arguments, options):
     whole = run(None, checkpoint, num_workers, arguments, options)
     paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.split("step=")[1].split("-")[0]))
     assert len(paths) >= 3

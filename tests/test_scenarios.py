@@ -30,6 +30,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, default_co
 from fairbatch_lightning import FairBatch, FairBatchWarning, FairSampler
 
 EPOCHS = 3
+ESTIMATES = ["exact", "sampled", "online"]
 
 
 # ---- modules --------------------------------------------------------------------------------------------------------
@@ -418,10 +419,15 @@ def state_of(loaders):
 
 
 @pytest.fixture(scope="module")
-def plain_run():
-    callback, module = new_fairbatch(), Base()
+def plain_runs():
+    """The history of a plain run, for each estimate."""
+    return {estimate: plain_history(estimate) for estimate in ESTIMATES}
+
+
+def plain_history(estimate):
+    callback, module = new_fairbatch(estimate=estimate), Base()
     trainer(callback, max_epochs=EPOCHS).fit(module, loader())
-    return callback
+    return callback.history
 
 
 def expected_batches(history, scenario, ahead):
@@ -443,20 +449,20 @@ def expected_batches(history, scenario, ahead):
     return batches
 
 
+@pytest.mark.parametrize("estimate", ESTIMATES)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_scenario(name, plain_run, tmp_path):
+def test_scenario(name, estimate, plain_runs, tmp_path):
     scenario = SCENARIOS[name]
     if not (met := RequirementCache(scenario.needs)):
         pytest.skip(str(met))
-    callback, module = new_fairbatch(**scenario.fairbatch), scenario.module()
+    callback, module = new_fairbatch(estimate=estimate, **scenario.fairbatch), scenario.module()
     data = scenario.data() if scenario.data else None
     before = state_of(data)
     options = {"max_epochs": EPOCHS, "num_sanity_val_steps": 0, "default_root_dir": tmp_path, **scenario.trainer}
     options = {key: value for key, value in options.items() if value is not None}
     run = trainer(callback, *scenario.callbacks(), **{**options, **none_of(scenario.trainer)})
     arguments = scenario.fit(data) if scenario.fit else {"train_dataloaders": data}
-    check = pytest.warns(FairBatchWarning, match=scenario.warns) if scenario.warns else no_warning_of_ours()
-    with check:
+    with pytest.warns(FairBatchWarning, match=scenario.warns) if scenario.warns else no_warning_of_ours():
         run.fit(module, **arguments)
     module = getattr(module, "_orig_mod", module)
 
@@ -466,7 +472,7 @@ def test_scenario(name, plain_run, tmp_path):
     workers = 2 * 2 if "update_every with workers" in name else 0
     assert module.batches[scenario.search :] == expected_batches(callback.history, scenario, ahead=workers)
     if scenario.same_shares:
-        for record, expected in zip(callback.history, plain_run.history, strict=False):
+        for record, expected in zip(callback.history, plain_runs[estimate], strict=False):
             torch.testing.assert_close(record.shares_after, expected.shares_after)
     assert not torch.equal(callback.shares, callback.history[0].shares_before) or name == "fast_dev_run"
 
@@ -474,6 +480,40 @@ def test_scenario(name, plain_run, tmp_path):
     assert not any(part._forward_hooks for part in module.modules())
     assert "dataloader" not in vars(run.fit_loop._data_source)
     assert not {"log", "log_dict"} & set(vars(module))
+
+
+WITH_OTHER_UPDATES = ["update_every", "update_every with workers", "val_check_interval", "fast_dev_run", "max_steps"]
+
+
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in WITH_OTHER_UPDATES])
+def test_scenario_with_validation(name, tmp_path):
+    """The losses come from the validation, whatever the training is like."""
+    scenario = SCENARIOS[name]
+    if not (met := RequirementCache(scenario.needs)):
+        pytest.skip(str(met))
+    callback, module = new_fairbatch(estimate="validation", **scenario.fairbatch), scenario.module()
+    inner = getattr(module, "_orig_mod", module)
+    inner.__class__ = type(type(inner).__name__, (type(inner),), {"validation_step": validation_step})
+    data = scenario.data() if scenario.data else None
+    options = {"max_epochs": EPOCHS, "num_sanity_val_steps": 0, "default_root_dir": tmp_path, **scenario.trainer}
+    run = trainer(callback, *scenario.callbacks(), **options)
+    arguments = scenario.fit(data) if scenario.fit else {"train_dataloaders": data}
+    if "datamodule" not in arguments:
+        collate = scenario.data().collate_fn if name in ("custom collate_fn, dict", "dataclass") else None
+        arguments["val_dataloaders"] = DataLoader(Toy(seed=2), batch_size=50, collate_fn=collate)
+    with pytest.warns(FairBatchWarning, match=scenario.warns) if scenario.warns else no_warning_of_ours():
+        run.fit(module, **arguments)
+    assert len(callback.history) == EPOCHS
+    assert inner.batches[scenario.search :] == expected_batches(callback.history, scenario, ahead=0)
+    assert all(record.losses.isfinite().all() for record in callback.history)
+
+
+def validation_step(self, batch, batch_idx):
+    """Call the model as the training does."""
+    if isinstance(self, Two):
+        batch = [batch, batch]
+    logits = self.predict(self.unpack(batch)[0])
+    return {"logits": logits} if isinstance(self, Returns) else None
 
 
 def none_of(options):
