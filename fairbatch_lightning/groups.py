@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -70,9 +70,10 @@ class GroupIndex:
             raise ValueError(f"Expected as many groups as labels but got {len(rows)} labels and {len(columns)} groups.")
         if not len(rows):
             raise ValueError("Expected at least one training sample but got none.")
-        cells = rows.astype(np.int64) * len(group_names) + columns
-        smallest = np.min_scalar_type(len(label_values) * len(group_names))
-        return cls(cells.astype(smallest), label_values, _names(label_values, labels.names), group_names)
+        cells = np.empty(len(rows), np.min_scalar_type(len(label_values) * len(group_names)))
+        for part in _parts(len(rows)):
+            cells[part] = rows[part].astype(np.int64) * len(group_names) + columns[part]
+        return cls(cells, label_values, _names(label_values, labels.names), group_names)
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -85,13 +86,24 @@ class GroupIndex:
     @cached_property
     def counts(self) -> Tensor:
         """How many samples each cell has, `(Y, Z)`."""
-        flat = np.bincount(self.cells, minlength=self.shape[0] * self.shape[1])
+        flat = np.zeros(self.shape[0] * self.shape[1], np.int64)
+        for part in _parts(len(self)):
+            flat += np.bincount(self.cells[part], minlength=len(flat))
         return torch.from_numpy(flat).view(self.shape)
 
     @cached_property
     def order(self) -> np.ndarray[Any, Any]:
         """All samples, sorted by cell."""
-        return np.argsort(self.cells, kind="stable").astype(np.int32 if len(self) < 2**31 else np.int64)
+        order = np.empty(len(self), np.int32 if len(self) < 2**31 else np.int64)
+        filled = self.edges[:-1].copy()
+        for part in _parts(len(self)):
+            cells = self.cells[part]
+            counts = np.bincount(cells, minlength=len(filled))
+            shift = filled - np.cumsum(counts) + counts  # from the place in the sorted part to the place in `order`
+            places = np.arange(len(cells)) + np.repeat(shift, counts)
+            order[places] = np.argsort(cells, kind="stable") + part.start
+            filled += counts
+        return order
 
     @cached_property
     def edges(self) -> np.ndarray[Any, Any]:
@@ -156,11 +168,17 @@ def _combine(columns: Mapping[str, Column]) -> tuple[np.ndarray[Any, Any], tuple
     for attribute, column in columns.items():
         ids, values = _factorize(column.values)
         parts = _names(values, column.names)
-        combined = combined * len(parts) + ids
+        combined = combined * len(parts) + ids.astype(np.int64)
         names = [f"{name}, {attribute}={part}".lstrip(", ") for name in names for part in parts]
         combined, seen = _factorize(combined)
         names = [names[int(number)] for number in seen]
     return combined, tuple(names)
+
+
+def _parts(length: int) -> Iterator[slice]:
+    """Yield slices that cover `length` samples a million at a time, so that what is computed from them stays small."""
+    for start in range(0, length, 2**20):
+        yield slice(start, min(start + 2**20, length))
 
 
 def _factorize(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], tuple[Any, ...]]:
@@ -168,9 +186,14 @@ def _factorize(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], tupl
     if values.dtype.kind in "iu" and len(values):
         low, high = int(values.min()), int(values.max())
         if high - low < 2**16:  # a table look-up, many times faster than the sort below
-            offsets = values.astype(np.int64) - low
-            present = np.bincount(offsets, minlength=1) > 0
-            return (present.cumsum() - 1)[offsets], tuple((present.nonzero()[0] + low).tolist())
+            present = np.zeros(high - low + 1, bool)
+            for part in _parts(len(values)):
+                present[values[part].astype(np.int64) - low] = True
+            ranks = (present.cumsum() - 1).astype(np.min_scalar_type(high - low))
+            ids = np.empty(len(values), ranks.dtype)
+            for part in _parts(len(values)):
+                ids[part] = ranks[values[part].astype(np.int64) - low]
+            return ids, tuple((present.nonzero()[0] + low).tolist())
     distinct, ids = np.unique(values, return_inverse=True)
     return ids, tuple(distinct.tolist())
 

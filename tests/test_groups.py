@@ -313,3 +313,16 @@ def test_label_by_value_or_name():
     assert (index.row_of(1), index.row_of("-1")) == (1, 0)
     with pytest.raises(ValueError, match=r"label 2 to be one of the data's labels \[-1, 1\]"):
         index.row_of(2)
+
+
+@pytest.mark.parametrize(("num_labels", "num_groups", "offset"), [(2, 2, 0), (30, 20, -7), (300, 3, 60_000)])
+def test_millions_of_samples(num_labels, num_groups, offset):
+    """Worked off in parts; NumPy's own sort does it in one."""
+    random = np.random.default_rng(0)
+    labels, groups = random.integers(num_labels, size=2_500_000), random.integers(num_groups, size=2_500_000)
+    index = GroupIndex.from_values(labels + offset, groups)
+    expected = labels * num_groups + groups
+    assert np.array_equal(index.cells, expected)
+    assert np.array_equal(index.order, np.argsort(expected, kind="stable"))
+    assert np.array_equal(index.counts.flatten(), np.bincount(expected))
+    assert np.array_equal(index.edges, np.concatenate([[0], np.cumsum(np.bincount(expected))]))
