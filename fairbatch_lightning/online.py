@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairbatch_lightning.estimate import Estimate, TrainingRun
+from fairbatch_lightning.estimate import Estimate, TrainingRun, to_device
 from fairbatch_lightning.estimates import check_samples_per_cell, draw
 from fairbatch_lightning.evaluation import Evaluation
 from fairbatch_lightning.metrics import GroupLoss
@@ -37,15 +37,33 @@ class OnlineEstimate(Estimate):
 
     def start(self, run: TrainingRun) -> None:
         """Forget the batches of an earlier fit."""
-        self._seen = run.new_metric()
+        self._seen, self._spare = run.new_metric(), run.new_metric()
+        self._batches = RecentBatches()
 
     def observe(self, run: TrainingRun, logits: Tensor, cells: np.ndarray[Any, Any]) -> None:
         """Add a training batch; waits for no device."""
-        run.add_losses(self._seen, logits, cells)
+        if not self._batches.fit(logits):
+            self._add_batches(run)
+            self._batches = RecentBatches(logits, self._batches.number)
+        self._batches.append(logits, cells)
+        if self._batches.full:
+            self._add_batches(run)
+
+    def _add_batches(self, run: TrainingRun) -> None:
+        if self._batches.waiting:
+            logits, cells, new = self._batches.take()
+            numbers = to_device(cells, self._seen.device)
+            losses = run.sample_loss(logits, numbers).to(self._seen.device)
+            self._seen.add(losses[new], numbers[new])
 
     def measure(self, run: TrainingRun) -> GroupLoss:
         """Return the losses of the cells since the last update, and start anew."""
-        seen, self._seen = self._seen, run.new_metric()
+        self._add_batches(run)
+        self._batches.restart()
+        seen = self._seen
+        self._seen, self._spare = self._spare, seen
+        self._seen.sums.zero_()
+        self._seen.counts.zero_()
         with seen.sync_context():
             counts = seen.counts.cpu()
         enough = run.index.counts.clamp(max=self._samples_per_cell) / 2
@@ -65,15 +83,77 @@ class OnlineEstimate(Estimate):
 
     def state_dict(self, run: TrainingRun) -> dict[str, Any]:
         """Return what each process has seen since the last update, `(processes, Y, Z)`."""
+        self._add_batches(run)
         gathered = run.trainer.strategy.all_gather
         shape = run.num_replicas, *run.index.shape
-        return {name: gathered(getattr(self._seen, name)).cpu().view(shape) for name in ("sums", "counts")}
+        seen = {name: gathered(getattr(self._seen, name)).cpu().view(shape) for name in ("sums", "counts")}
+        return {**seen, "num_batches": self._batches.number}
 
     def load_state_dict(self, run: TrainingRun, state: dict[str, Any]) -> None:
         """Go on from what each process had seen; with another number of processes the first goes on from all."""
         self.start(run)
-        for name, values in state.items():
+        self._batches.restart(state["num_batches"])
+        for name in ("sums", "counts"):
+            values = state[name]
             if len(values) == run.num_replicas:
                 getattr(self._seen, name).copy_(values[run.rank])
             elif run.rank == 0:
                 getattr(self._seen, name).copy_(values.sum(0))
+
+
+class RecentBatches:
+    """Keeps the last few batches, so that their losses can be computed all at once, which takes far less time.
+
+    A batch's place depends on its number alone, and losses are always computed over all places. So they are the same to
+    the last bit whenever that happens, for instance because a checkpoint is saved.
+
+    Args:
+        logits: The logits of a batch; others must be like it.
+        number: How many batches there have been.
+    """
+
+    _MOST_BATCHES, _MOST_LOGITS = 32, 2**18
+
+    def __init__(self, logits: Tensor | None = None, number: int = 0) -> None:
+        self.number = self._taken = number
+        self._logits = torch.empty(0) if logits is None else self._places(logits)
+        self._cells = np.zeros(self._logits.shape[:2], np.int64)
+
+    def _places(self, logits: Tensor) -> Tensor:
+        size = max(1, min(self._MOST_BATCHES, self._MOST_LOGITS // logits.numel()))
+        return logits.new_zeros(size, *logits.shape)
+
+    def fit(self, logits: Tensor) -> bool:
+        """Return whether there are places for logits like these."""
+        mine = self._logits
+        return mine.shape[1:] == logits.shape and mine.dtype == logits.dtype and mine.device == logits.device
+
+    @property
+    def full(self) -> bool:
+        """Whether the next batch would take the place of an earlier one."""
+        return self.number % len(self._logits) == 0
+
+    def append(self, logits: Tensor, cells: np.ndarray[Any, Any]) -> None:
+        """Keep a batch."""
+        place = self.number % len(self._logits)
+        self._logits[place] = logits
+        self._cells[place] = cells
+        self.number += 1
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are batches that were not taken yet."""
+        return self.number > self._taken
+
+    def take(self) -> tuple[Tensor, Tensor, slice]:
+        """Return the logits and cells of all places, and which of the samples were not taken yet."""
+        batch_size = self._cells.shape[1]
+        first = self._taken % len(self._logits)
+        end = first + self.number - self._taken
+        self._taken = self.number
+        cells = torch.from_numpy(self._cells.copy())
+        return self._logits.flatten(0, 1), cells.flatten(), slice(first * batch_size, end * batch_size)
+
+    def restart(self, number: int = 0) -> None:
+        """Count from a new number on."""
+        self.number = self._taken = number

@@ -21,6 +21,8 @@ from fairbatch_lightning import (
     ValidationEstimate,
 )
 from fairbatch_lightning.estimates import draw
+from fairbatch_lightning.losses import cross_entropy
+from fairbatch_lightning.online import RecentBatches
 
 
 class Recording(ToyModule):
@@ -226,6 +228,41 @@ class TestOnline:
         for record, passes in zip(callback.history, module.epochs(), strict=True):
             assert len(passes) == 5
             torch.testing.assert_close(record.losses, cell_means(passes, Toy())[0])
+
+
+class TestRecentBatches:
+    """Losses do not depend on when they are computed, to the last bit."""
+
+    @pytest.mark.parametrize("shape", [(7,), (7, 1), (7, 3), (7, 50_000)])
+    @pytest.mark.parametrize("stops", [[], [1], [3, 40], list(range(70))])
+    def test_any_time_is_the_same(self, shape, stops):
+        expected, found = self.losses(shape, []), self.losses(shape, stops)
+        assert len(found) == 70 * 7
+        assert torch.equal(found, expected)
+
+    def losses(self, shape, stops):
+        generator = torch.Generator().manual_seed(0)
+        batches, losses = RecentBatches(torch.zeros(shape)), []
+
+        def take():
+            logits, cells, new = batches.take()
+            losses.append(cross_entropy(logits, cells)[new])
+
+        for number in range(70):
+            batches.append(torch.randn(shape, generator=generator), np.arange(7) % 2)
+            if batches.full or number in stops:
+                take()
+        if batches.waiting:
+            take()
+        return torch.cat(losses)
+
+    def test_another_kind_of_logits(self):
+        batches = RecentBatches(torch.zeros(4, 2))
+        assert batches.fit(torch.ones(4, 2))
+        assert not batches.fit(torch.ones(4, 3))
+        assert not batches.fit(torch.ones(4, 2, dtype=torch.float64))
+        assert not batches.fit(torch.ones(4, 2, device="meta"))
+        assert not RecentBatches().fit(torch.ones(4, 2))
 
 
 class AtStart(L.Callback):
