@@ -248,8 +248,8 @@ def main() -> None:
         for criterion in criteria:
             if args.epochs:
                 TASKS[task].epochs[SHORT[criterion]] = args.epochs
-            for estimate in args.estimates:
-                for seed in tqdm(range(args.seeds), f"{task} {SHORT[criterion]} {estimate}", leave=False):
+            for seed in tqdm(range(args.seeds), f"{task}, {SHORT[criterion]}", leave=False):
+                for estimate in args.estimates:
                     key = f"{task} {criterion} {estimate} {seed}"
                     if key not in runs:
                         runs[key] = run(task, criterion, estimate, seed, args.data)

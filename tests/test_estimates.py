@@ -21,7 +21,6 @@ from fairbatch_lightning import (
     ValidationEstimate,
 )
 from fairbatch_lightning.estimates import draw
-from fairbatch_lightning.losses import cross_entropy
 from fairbatch_lightning.online import RecentBatches
 
 
@@ -233,6 +232,11 @@ class TestOnline:
 class TestRecentBatches:
     """Losses do not depend on when they are computed, to the last bit."""
 
+    @staticmethod
+    def focal(logits, cells):
+        """A loss whose values depend on their place in the tensor: torch computes the last few of it differently."""
+        return torch.sigmoid(logits.view(len(logits), -1)[:, 0]) ** 1.7
+
     @pytest.mark.parametrize("shape", [(7,), (7, 1), (7, 3), (7, 50_000)])
     @pytest.mark.parametrize("stops", [[], [1], [3, 40], list(range(70))])
     def test_any_time_is_the_same(self, shape, stops):
@@ -246,7 +250,7 @@ class TestRecentBatches:
 
         def take():
             logits, cells, new = batches.take()
-            losses.append(cross_entropy(logits, cells)[new])
+            losses.append(self.focal(logits, cells)[new])
 
         for number in range(70):
             batches.append(torch.randn(shape, generator=generator), np.arange(7) % 2)
