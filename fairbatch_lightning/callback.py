@@ -142,12 +142,9 @@ class FairBatch(AnyCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make up for an update that the interrupted run did not get to."""
-        if self._validating(trainer) and not trainer.enable_validation:
-            raise ValueError(
-                'FairBatch(estimate="validation") needs a validation loop: a validation DataLoader, a `validation_step`'
-                " and limit_val_batches above 0."
-            )
-        if self._training is not None and self._training.updates_after_epochs:
+        if self._validating(trainer):
+            self._check_validation(trainer)
+        elif self._training is not None and self._training.updates_after_epochs:
             epoch = self._training.missed_epoch()
             if epoch is not None:
                 self._log_at_once(self._training.update(epoch), trainer, self._training.index)
@@ -226,6 +223,20 @@ class FairBatch(AnyCallback):
         if self._training is None or trainer.state.fn != "fit" or trainer.sanity_checking:
             return None
         return self._training.validating
+
+    def _check_validation(self, trainer: Trainer) -> None:
+        if not trainer.enable_validation:
+            raise ValueError(
+                'FairBatch(estimate="validation") needs a validation loop: a validation DataLoader, a `validation_step`'
+                " and limit_val_batches above 0."
+            )
+        epoch = None if self._training is None else self._training.missed_epoch()
+        if epoch is not None and (epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0:
+            warn(
+                f"The checkpoint was saved after the last batch of epoch {epoch} but before the validation that"
+                " follows it, which Lightning does not make up for: the update of the shares after it is left out."
+                " Save checkpoints after the validation to resume exactly."
+            )
 
     def _update_and_log(self, training: FairTraining) -> None:
         record = training.update()

@@ -1,6 +1,7 @@
 """The cheap estimates measure what they say, against brute force, and cost what they say."""
 
 import itertools
+from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
@@ -20,7 +21,9 @@ from fairbatch_lightning import (
     SampledEstimate,
     ValidationEstimate,
 )
+from fairbatch_lightning.estimate import TrainingRun
 from fairbatch_lightning.estimates import draw
+from fairbatch_lightning.losses import SampleLoss, cross_entropy
 from fairbatch_lightning.online import RecentBatches
 
 
@@ -228,6 +231,19 @@ class TestOnline:
             assert len(passes) == 5
             torch.testing.assert_close(record.losses, cell_means(passes, Toy())[0])
 
+    def test_waits_for_no_device(self):
+        """The meta device has no values: whoever asks it for one, as `item()` and `cpu()` do, gets an error."""
+        index = GroupIndex.from_values(Toy().targets, Toy().group)
+        module = SimpleNamespace(device=torch.device("meta"))
+        run = TrainingRun(None, module, None, index, SampleLoss(index, cross_entropy, None), None)
+        estimate = OnlineEstimate()
+        estimate.start(run)
+        for _ in range(40):
+            estimate.observe(run, torch.zeros(20, 2, device="meta"), index.cells[:20])
+        assert estimate._seen.sums.is_meta
+        with pytest.raises((NotImplementedError, RuntimeError), match=r"[Mm]eta"):
+            estimate._seen.counts.sum().item()
+
 
 class TestRecentBatches:
     """Losses do not depend on when they are computed, to the last bit."""
@@ -423,6 +439,27 @@ class TestExact:
         module = ToySizes()
         module.net = torch.compile(module.net, backend="eager")
         assert self.sizes(module, "exact") == {20}
+
+    def test_memory_format_is_kept(self):
+        class Convolution(ToyModule):
+            def __init__(self):
+                super().__init__()
+                self.net = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 1), torch.nn.Flatten(), torch.nn.Linear(32, 2))
+                self.to(memory_format=torch.channels_last)
+                self.formats = set()
+
+            def on_after_batch_transfer(self, batch, dataloader_idx):
+                x = batch[0][:, :, None, None].expand(-1, -1, 2, 2).contiguous(memory_format=torch.channels_last)
+                return x, *batch[1:]
+
+            def training_step(self, batch, batch_idx):
+                self.formats.add((self.training, batch[0].is_contiguous(memory_format=torch.channels_last)))
+                return super().training_step(batch, batch_idx)
+
+        module = Convolution()
+        fit(module, estimate="exact", epochs=1)
+        assert module.formats == {(True, True), (False, True)}
+        assert module.net[0].weight.is_contiguous(memory_format=torch.channels_last)
 
     def test_falls_back_when_memory_runs_out(self):
         module = ToySizes(limit=20)

@@ -82,7 +82,12 @@ SCENARIOS = {
     "updates within epochs": ({"every_n_train_steps": 5}, {"update_every": 7}, {}),
     "shortened epochs": ({"every_n_train_steps": 3}, {}, {"limit_train_batches": 7}),
 }
-UPDATED_AFTER_VALIDATION = ["epoch end", "within epochs", "validation at epoch end", "validation within epochs"]
+UPDATED_AFTER_VALIDATION = [
+    "epoch end",
+    "within epochs",
+    "validation at epoch end",
+    "validation within epochs",
+]
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -102,9 +107,18 @@ def test_resume_with_every_estimate(scenario, estimate, tmp_path):
     if scenario in ("gradient accumulation", "shortened epochs"):
         skip_old_lightning()
     if estimate == "validation" and scenario not in UPDATED_AFTER_VALIDATION:
-        pytest.skip("not a matter of the estimate, or see test_resume_before_the_validation")
+        pytest.skip("updates within epochs do not go with it; for the last batch see the next test")
     checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, **how)
     assert_resumable(checkpoint, tmp_path, 0, {**arguments, "estimate": estimate}, options)
+
+
+def test_validation_that_lightning_leaves_out_is_named(tmp_path):
+    """A checkpoint of an epoch's last batch is before its validation, and Lightning goes on with the next epoch."""
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=BATCHES)
+    run(None, checkpoint, 0, {"estimate": "validation"})
+    with pytest.warns(FairBatchWarning, match="last batch of epoch 1 but before the validation"):
+        _, callback = run(tmp_path / f"step={2 * BATCHES}.ckpt", None, 0, {"estimate": "validation"})
+    assert [record.epoch for record in callback.history] == [0, 2, 3]
 
 
 def assert_resumable(checkpoint, tmp_path, num_workers, arguments, options):

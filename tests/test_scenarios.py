@@ -560,8 +560,9 @@ def test_early_stopping_stops():
     assert len(callback.history) == 1
 
 
+@pytest.mark.parametrize("estimate", ["exact", "online"])
 @pytest.mark.parametrize("name", ["module", "net"])
-def test_training_is_compiled_as_often_as_without(name):
+def test_training_is_compiled_as_often_as_without(name, estimate):
     """A hook that changes between steps would have everything compiled again."""
 
     def graphs(*callbacks):
@@ -580,7 +581,7 @@ def test_training_is_compiled_as_often_as_without(name):
         trainer(*callbacks, max_epochs=3).fit(module, loader())
         return sum(compiled)
 
-    callback = new_fairbatch(logits="net" if name == "net" else None)
+    callback = new_fairbatch(logits="net" if name == "net" else None, estimate=estimate)
     assert graphs(callback) == graphs() > 0
     assert len(callback.history) == 3
 
