@@ -75,7 +75,7 @@ class FairBatch(AnyCallback):
         positive_label: int | str = 1,
         loss: PerSampleLoss | str | None = None,
         logits: str | None = None,
-        estimate: str | Estimate = "exact",
+        estimate: str | Estimate = "online",
         update_every: str | int = "epoch",
         loader: str | int | None = None,
         seed: int = 0,

@@ -1,5 +1,6 @@
 """The exact estimate measures the right thing and leaves no trace in the training."""
 
+import functools
 import random
 import time
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ from torch.utils.data import DataLoader
 
 from fairbatch_lightning import Estimate, FairBatch, GroupIndex, GroupLoss
 from fairbatch_lightning.estimate import TrainingRun
+
+exact = functools.partial(FairBatch, estimate="exact")
 
 
 class NoisyToy(Toy):
@@ -119,7 +122,7 @@ def test_it_measures_in_evaluation_mode():
             x, y, _ = batch
             return functional.cross_entropy(self(x), y)
 
-    module, callback = Still(), FairBatch(groups="group")
+    module, callback = Still(), exact(groups="group")
     trainer(callback, max_epochs=1).fit(module, loader(batch_size=32))  # 240 is not a multiple of 32
     dataset = Toy()
     module.eval()
@@ -142,7 +145,7 @@ def test_no_gradients_and_no_logs():
                 self.log("only_in_evaluation", 1.0)
             return super().training_step(batch, batch_idx)
 
-    run = trainer(FairBatch(groups="group"), max_epochs=2)
+    run = trainer(exact(groups="group"), max_epochs=2)
     run.fit(Watching(), loader())
     assert Watching.evaluated == 6  # batches four times as large as those of the training
     assert "only_in_evaluation" not in run.callback_metrics
@@ -167,7 +170,7 @@ def test_it_stops_at_the_logits():
             self.optimizers().step()
             Manual.steps += 1
 
-    trainer(FairBatch(groups="group"), max_epochs=2).fit(Manual(), loader())
+    trainer(exact(groups="group"), max_epochs=2).fit(Manual(), loader())
     assert Manual.steps == 24
 
 
@@ -179,7 +182,7 @@ def test_fast_dev_run_is_fast():
             seen.append(len(x))
             return super().forward(x)
 
-    trainer(FairBatch(groups="group"), fast_dev_run=2).fit(Counting(), loader())
+    trainer(exact(groups="group"), fast_dev_run=2).fit(Counting(), loader())
     assert len(seen) == 4
 
 
@@ -202,7 +205,7 @@ def test_binary_heads(head, unpack):
             x, y, _ = batch
             return functional.binary_cross_entropy_with_logits(unpack(self(x)), y.float())
 
-    module, callback = Binary(), FairBatch(groups="group")
+    module, callback = Binary(), exact(groups="group")
     trainer(callback, max_epochs=1).fit(module, loader())
     dataset = Toy()
     with torch.no_grad():
@@ -227,7 +230,7 @@ def test_logits_of_a_named_submodule():
             x, y, _ = batch
             return functional.cross_entropy(self.net(x), y)
 
-    callback = FairBatch(groups="group", logits="net")
+    callback = exact(groups="group", logits="net")
     trainer(callback, max_epochs=1).fit(Inner(), loader())
     assert callback.history[0].losses.isfinite().all()
 
@@ -245,7 +248,7 @@ def test_logits_of_a_submodule_that_is_built_late():
             x, y, _ = batch
             return functional.cross_entropy(self.net(x), y)
 
-    callback = FairBatch(groups="group", logits="net")
+    callback = exact(groups="group", logits="net")
     trainer(callback, max_epochs=1).fit(Late(), loader())
     assert len(callback.history) == 1
 
@@ -277,7 +280,7 @@ def test_real_googlenet():
             return sum(functional.cross_entropy(head, y) for head in heads)
 
     data = torch.utils.data.TensorDataset(torch.rand(24, 3, 64, 64), torch.arange(24) % 2)
-    callback = FairBatch(groups=[i % 3 for i in range(24)])
+    callback = exact(groups=[i % 3 for i in range(24)])
     trainer(callback, max_epochs=1).fit(GoogLeNet(), torch.utils.data.DataLoader(data, batch_size=6))
     assert callback.history[0].losses.isfinite().all()
 
@@ -291,7 +294,7 @@ def test_precision_of_the_training_is_used():
             dtypes.append((self.training, out.dtype))
             return out
 
-    callback = FairBatch(groups="group")
+    callback = exact(groups="group")
     trainer(callback, max_epochs=1, precision="bf16-mixed").fit(Watching(), loader())
     assert set(dtypes) == {(True, torch.bfloat16), (False, torch.bfloat16)}
     assert callback.history[0].losses.dtype == torch.float64
@@ -322,7 +325,7 @@ class Toggling(ToyModule):
 
 
 def test_toggled_optimizers_train_on():
-    module, callback = Toggling(), FairBatch(groups="group")
+    module, callback = Toggling(), exact(groups="group")
     trainer(callback, max_epochs=3).fit(module, loader())
     assert len(callback.history) == 3
     assert all(parameter.requires_grad for parameter in module.parameters())
@@ -366,7 +369,7 @@ class SlowStart(Toy):
 
 
 def test_batches_are_told_apart_when_workers_overtake_each_other():
-    expected, callback = FairBatch(groups="group"), FairBatch(groups="group")
+    expected, callback = exact(groups="group"), exact(groups="group")
     trainer(expected, max_epochs=1).fit(ToyModule(), loader())
     trainer(callback, max_epochs=1).fit(ToyModule(), loader(SlowStart(), num_workers=2, in_order=False))
     torch.testing.assert_close(callback.history[0].losses, expected.history[0].losses)
@@ -382,7 +385,7 @@ def test_returned_logits_win_over_the_modules_output():
             logits = self.head(self(batch[0]))
             return {"loss": functional.cross_entropy(logits, batch[1]), "logits": logits}
 
-    module, callback, dataset = Embedding(), FairBatch(groups="group"), Toy()
+    module, callback, dataset = Embedding(), exact(groups="group"), Toy()
     trainer(callback, max_epochs=1).fit(module, loader())
     with torch.no_grad():
         losses = functional.cross_entropy(module.head(module(dataset.x)), dataset.targets, reduction="none")
@@ -400,7 +403,7 @@ def test_modules_that_cannot_take_a_single_sample():
         def training_step(self, batch, batch_idx):
             return functional.binary_cross_entropy_with_logits(self(batch[0]), batch[1].float())
 
-    module, callback, dataset = Squeezing(), FairBatch(groups="group"), Toy(241)
+    module, callback, dataset = Squeezing(), exact(groups="group"), Toy(241)
     trainer(callback, max_epochs=1).fit(module, DataLoader(dataset, batch_size=20, shuffle=True, drop_last=True))
     with torch.no_grad():
         losses = functional.binary_cross_entropy_with_logits(

@@ -30,7 +30,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, default_co
 from fairbatch_lightning import FairBatch, FairBatchWarning, FairSampler
 
 EPOCHS = 3
-ESTIMATES = ["exact", "sampled", "online"]
+ESTIMATES = ["online", pytest.param("exact", marks=pytest.mark.slow)]
 
 
 # ---- modules --------------------------------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ def state_of(loaders):
 @pytest.fixture(scope="module")
 def plain_runs():
     """The history of a plain run, for each estimate."""
-    return {estimate: plain_history(estimate) for estimate in ESTIMATES}
+    return {estimate: plain_history(estimate) for estimate in ("online", "exact")}
 
 
 def plain_history(estimate):
@@ -485,6 +485,7 @@ def test_scenario(name, estimate, plain_runs, tmp_path):
 WITH_OTHER_UPDATES = ["update_every", "update_every with workers", "val_check_interval", "fast_dev_run", "max_steps"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in WITH_OTHER_UPDATES])
 def test_scenario_with_validation(name, tmp_path):
     """The losses come from the validation, whatever the training is like."""
@@ -560,6 +561,7 @@ def test_early_stopping_stops():
     assert len(callback.history) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimate", ["exact", "online"])
 @pytest.mark.parametrize("name", ["module", "net"])
 def test_training_is_compiled_as_often_as_without(name, estimate):
