@@ -110,6 +110,11 @@ class GroupIndex:
         """Where each cell starts in `order`, and the end: `(Y * Z + 1,)`."""
         return np.concatenate([[0], np.cumsum(self.counts.flatten().numpy())])
 
+    def labels_and_groups(self, samples: Any) -> tuple[Tensor, Tensor]:
+        """Return the rows and columns of the cells of the `samples` (indices into the dataset)."""
+        cells = torch.from_numpy(self.cells[samples].astype(np.int64))
+        return cells // self.shape[1], cells % self.shape[1]
+
     def cells_of(self, other: GroupIndex) -> np.ndarray[Any, Any]:
         """Return the cells of another dataset's samples by the numbers they have here; -1 for cells unknown here.
 

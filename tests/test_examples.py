@@ -1,14 +1,21 @@
 """The examples run, and the generated data is what the paper's formula gives."""
 
 import importlib.util
+import io
+import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torchvision
+from PIL import Image
 
-SYNTHETIC = Path(__file__).parent.parent / "examples" / "synthetic.py"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SYNTHETIC = EXAMPLES / "synthetic.py"
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +48,8 @@ def test_fairbatch_closes_the_gap_on_generated_data(synthetic):
     assert fair["accuracy"] > plain["accuracy"] - 0.05
 
 
-@pytest.mark.slow
-def test_script_prints_the_table(tmp_path):
+def authors_file(path):
+    """Write a file like the authors', with random numbers."""
     rng = np.random.default_rng(0)
     parts = {
         f"{name}_{part}": value
@@ -53,14 +60,69 @@ def test_script_prints_the_table(tmp_path):
             ("z", rng.integers(2, size=n)),
         )
     }
-    np.savez(tmp_path / "data.npz", **parts)
-    command = [sys.executable, SYNTHETIC, "--seeds", "1", "--epochs", "2", "--data", tmp_path / "data.npz"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    assert [line.split()[0] for line in run.stdout.splitlines()] == [
+    np.savez(path, **parts)
+
+
+def run_script(*arguments):
+    """Run an example as its user does; return what it prints."""
+    command = ["timeout", "-s", "KILL", "300", sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_script_prints_the_table(tmp_path):
+    authors_file(tmp_path / "data.npz")
+    printed = run_script(SYNTHETIC, "--seeds", 1, "--epochs", 2, "--data", tmp_path / "data.npz")
+    assert [line.split()[0] for line in printed.splitlines()] == [
         "method",
         "plain",
         "equal_opportunity",
         "equalized_odds",
         "demographic_parity",
     ]
+
+
+@pytest.mark.slow
+def test_estimates_are_compared(tmp_path):
+    """All four data sets, in the form that the script says; interrupted, it does not train again."""
+    authors_file(tmp_path / "synthetic.npz")
+    rng = np.random.default_rng(0)
+    for name in ("compas", "adult"):
+        x = rng.normal(size=(300, 5)).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=rng.integers(2, size=300), z=rng.integers(2, size=300))
+    with tarfile.open(tmp_path / "utkface64.tar", "w") as tar:
+        for number in range(100):
+            image = io.BytesIO()
+            Image.fromarray(rng.integers(255, size=(64, 64, 3), dtype=np.uint8)).save(image, "JPEG")
+            member = tarfile.TarInfo(f"faces/30_{number % 2}_{number % 5}_{number}.jpg")
+            member.size = len(image.getvalue())
+            tar.addfile(member, io.BytesIO(image.getvalue()))
+    (tmp_path / "weights").mkdir()
+    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "weights" / "resnet18_backbone.pth")
+    tasks = ["synthetic", "compas", "adult", "utkface"]
+    command = EXAMPLES / "compare_estimates.py", tmp_path, "--tasks", *tasks, "--seeds", 2, "--epochs", 1
+    printed = run_script(*command, "--out", tmp_path / "out")
+    assert printed.count("| online |") == printed.count("| validation |") == 10
+    assert len(list((tmp_path / "out").glob("*.png"))) == 10
+    runs = json.loads((tmp_path / "out" / "runs.json").read_text())
+    assert len(runs) == 10 * 5 * 2
+    assert run_script(*command, "--out", tmp_path / "out") == printed
+
+
+BENCHMARKS = {
+    "training": ["--vectors", 512, "--images", 64, "--images-sampled", 64],
+    "sampling": ["--number", 20_000, "--memory-number", 10**5],
+    "distributed": ["--vectors", 512, "--images", 64],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_benchmarks_run(name, tmp_path):
+    script = EXAMPLES / "benchmarks" / f"{name}.py"
+    printed = run_script(script, *BENCHMARKS[name], "--rounds", 1, "--out", tmp_path)
+    rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+    assert all(f"| {row['what']} |" in printed for row in rows)
+    assert all(row["ours"] > 0 for row in rows)

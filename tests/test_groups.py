@@ -44,7 +44,7 @@ class Wrapper(Dataset):
 
 def cells(index):
     """Return the (label name, group name) of every sample."""
-    labels, groups = np.divmod(index.cells.astype(int), index.shape[1])
+    labels, groups = index.labels_and_groups(slice(None))
     return [(index.label_names[y], index.group_names[z]) for y, z in zip(labels, groups, strict=True)]
 
 

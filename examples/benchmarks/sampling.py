@@ -9,9 +9,11 @@ long it takes to start; and how much memory is held.
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import resource
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +54,15 @@ def start(number: int, rounds: int) -> dict[str, float]:
     return interleaved(lambda: seconds(ours), lambda: seconds(lambda: torch.randperm(number)), rounds)
 
 
-def memory(number: int, pipe: Any) -> None:
-    """Send the peak and the held bytes per sample, after drawing the first batches; labels and groups not counted."""
+def memory(number: int) -> tuple[float, float]:
+    """Return the held bytes per sample and the peak, after drawing some batches."""
     labels, groups = labels_and_groups(number, 4)
-    before, peak_before = _resident(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    before = _resident()
     sampler = FairSampler.from_index(GroupIndex.from_values(labels, groups), 128)
     batches = sampler.batches()
-    exhaust(next(batches) for _ in range(1000))
+    exhaust(itertools.islice(batches, 1000))
     held = _resident() - before
-    peak = max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, peak_before)
-    pipe.send((held / number, peak))
+    return held / number, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _resident() -> int:
@@ -69,13 +70,9 @@ def _resident() -> int:
     return pages * resource.getpagesize()
 
 
-def in_a_process_of_its_own(number: int) -> tuple[float, float]:
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=memory, args=(number, theirs))
-    process.start()
-    result = ours.recv()
-    process.join()
-    return result
+def in_a_process_of_its_own(function: Callable[..., Any], *arguments: Any) -> Any:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def main() -> None:
@@ -104,7 +101,7 @@ def main() -> None:
     result = start(args.number, args.rounds)
     limit = f"randperm + 0.5 s = {result['theirs'] + 0.5:.2f} s"
     rows.append({"what": f"start with {args.number:.0e} samples", **result, "must reach": limit})
-    held, peak = in_a_process_of_its_own(args.memory_number)
+    held, peak = in_a_process_of_its_own(memory, args.memory_number)
     what = f"bytes held per sample, {args.memory_number:.0e} samples; peak of the process {peak / 2**30:.2f} GiB"
     rows.append({"what": what, "ours": held, "must reach": "16"})
     report("sampling", rows, args.out)
