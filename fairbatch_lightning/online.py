@@ -78,7 +78,7 @@ class OnlineEstimate(Estimate):
     def _probe(self, run: TrainingRun, cells: Tensor, num_trained: int) -> GroupLoss:
         """Evaluate samples of some cells (a `(Y, Z)` mask), but no more of them than were trained on."""
         numbers = cells.flatten().nonzero().flatten().numpy()
-        per_cell = max(1, min(self._samples_per_cell, num_trained // len(numbers)))
+        per_cell = min(self._samples_per_cell, affordable(run.index.counts[cells].numpy(), num_trained))
         return self._evaluation.measure(run, draw(run.index, numbers, per_cell, run.seed, run.num_updates))
 
     def state_dict(self, run: TrainingRun) -> dict[str, Any]:
@@ -99,6 +99,23 @@ class OnlineEstimate(Estimate):
                 getattr(self._seen, name).copy_(values[run.rank])
             elif run.rank == 0:
                 getattr(self._seen, name).copy_(values.sum(0))
+
+
+def affordable(sizes: np.ndarray[Any, Any], total: int) -> int:
+    """Return how many samples can be drawn from each of the cells of these sizes, if `total` is the most of all.
+
+    Cells with fewer samples leave more for the others. At least one.
+
+    >>> affordable(np.array([2, 100, 100]), 52), affordable(np.array([2, 9, 7]), 52)
+    (25, 52)
+    """
+    left = total
+    for number, size in enumerate(np.sort(sizes)):
+        cells = len(sizes) - number
+        if size * cells > left:
+            return max(1, left // cells)
+        left -= int(size)
+    return max(1, total)
 
 
 class RecentBatches:

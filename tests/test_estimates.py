@@ -24,7 +24,7 @@ from fairbatch_lightning import (
 from fairbatch_lightning.estimate import TrainingRun
 from fairbatch_lightning.estimates import draw
 from fairbatch_lightning.losses import SampleLoss, cross_entropy
-from fairbatch_lightning.online import RecentBatches
+from fairbatch_lightning.online import RecentBatches, affordable
 
 
 class Recording(ToyModule):
@@ -185,6 +185,13 @@ class TestOnline:
         passes = module.epochs()[0]
         assert sum(len(samples) for mode, samples, _ in passes if mode) == 120
         assert 60 < sum(len(samples) for mode, samples, _ in passes if not mode) <= 120
+
+    @pytest.mark.parametrize("total", [0, 1, 5, 17, 100, 1000])
+    def test_what_is_affordable_is_used(self, total):
+        sizes = np.random.default_rng(total).integers(1, 60, size=9)
+        per_cell = affordable(sizes, total)
+        assert np.minimum(sizes, per_cell).sum() <= max(total, 9)
+        assert np.minimum(sizes, per_cell + 1).sum() > total or per_cell >= sizes.max()
 
     def test_rows_that_the_criterion_ignores_are_not_evaluated(self):
         module = Watched()
