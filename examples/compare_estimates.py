@@ -179,11 +179,19 @@ def table(runs: dict[str, Any], task: str, criterion: str, seeds: int) -> str:
         "|---|---|---|---|---|---|",
     ]
     found = {e: [runs.get(f"{task} {criterion} {e} {seed}") for seed in range(seeds)] for e in ESTIMATES}
+    found = {estimate: rows for estimate, rows in found.items() if None not in rows}
     for estimate, rows in found.items():
-        if None in rows:
-            continue
         accuracy, disparity = (spread([row[name] for row in rows]) for name in ("accuracy", "disparity"))
-        lines.append(f"| {estimate} | {accuracy} | {disparity} | {against_exact(rows, found['exact'])} |")
+        exact = found.get("exact") if estimate not in ("plain", "exact") else None
+        cells = [
+            estimate,
+            accuracy,
+            disparity,
+            difference(rows, exact),
+            path(rows, exact),
+            cost(rows, found.get("plain")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -191,21 +199,30 @@ def spread(values: list[float]) -> str:
     return f"{np.mean(values):.3f} ± {np.std(values):.3f}"
 
 
-def against_exact(rows: list[dict], exact: list[Any]) -> str:
-    """Return the last three cells of a row: paired differences, distance between the shares' paths, time."""
-    if None in exact:
-        return f"| | {np.median([r['seconds per epoch'] for r in rows]):.3f} s"
-    differences = np.array([a["disparity"] - b["disparity"] for a, b in zip(rows, exact, strict=True)])
-    half = T_975[min(len(rows), 10) - 1] * differences.std(ddof=1) / np.sqrt(len(rows)) if len(rows) > 1 else np.nan
-    distances = [
-        np.abs(np.array(a["shares"]) - np.array(b["shares"])).max(1).mean()
-        for a, b in zip(rows, exact, strict=True)
-        if a["shares"] and len(a["shares"]) == len(b["shares"])
-    ]
-    ratio = np.median([a["seconds per epoch"] / b["seconds per epoch"] for a, b in zip(rows, exact, strict=True)])
-    difference = "" if rows is exact else f"{differences.mean():+.4f} ± {half:.4f}"
-    distance = "" if rows is exact or not distances else f"off by {np.mean(distances):.3f}"
-    return f"{difference} | {distance} | {ratio:.2f} of exact"
+def difference(rows: list[dict], exact: list[dict] | None) -> str:
+    """Return the mean of the paired differences in disparity, with its 95% confidence interval."""
+    if exact is None or len(rows) < 2:
+        return ""
+    values = np.array([a["disparity"] - b["disparity"] for a, b in zip(rows, exact, strict=True)])
+    half = T_975[min(len(rows), 10) - 1] * values.std(ddof=1) / np.sqrt(len(rows))
+    return f"{values.mean():+.4f} ± {half:.4f}"
+
+
+def path(rows: list[dict], exact: list[dict] | None) -> str:
+    """Return how far the shares were from the exact estimate's, on average over all updates."""
+    if exact is None or any(len(a["shares"]) != len(b["shares"]) for a, b in zip(rows, exact, strict=True)):
+        return ""
+    pairs = [np.array(a["shares"]) - np.array(b["shares"]) for a, b in zip(rows, exact, strict=True) if a["shares"]]
+    return f"off by {np.mean([np.abs(pair).max(1).mean() for pair in pairs]):.3f}" if pairs else ""
+
+
+def cost(rows: list[dict], plain: list[dict] | None) -> str:
+    """Return the time of an epoch, and its ratio to plain training with the same seed."""
+    times = [row["seconds per epoch"] for row in rows]
+    if plain is None:
+        return f"{np.median(times):.3f} s"
+    ratio = np.median([time / other["seconds per epoch"] for time, other in zip(times, plain, strict=True)])
+    return f"{np.median(times):.3f} s, {ratio:.2f} x plain"
 
 
 def draw(runs: dict[str, Any], task: str, criterion: str, path: Path) -> None:
