@@ -8,8 +8,8 @@ from fairbatch_lightning.criteria import DemographicParity as DemographicParity
 from fairbatch_lightning.criteria import EqualizedOdds as EqualizedOdds
 from fairbatch_lightning.criteria import EqualOpportunity as EqualOpportunity
 from fairbatch_lightning.estimate import Estimate as Estimate
-from fairbatch_lightning.estimates import ExactEstimate as ExactEstimate
-from fairbatch_lightning.estimates import SampledEstimate as SampledEstimate
+from fairbatch_lightning.evaluated import ExactEstimate as ExactEstimate
+from fairbatch_lightning.evaluated import SampledEstimate as SampledEstimate
 from fairbatch_lightning.groups import GroupIndex as GroupIndex
 from fairbatch_lightning.history import UpdateRecord as UpdateRecord
 from fairbatch_lightning.metrics import GroupLoss as GroupLoss

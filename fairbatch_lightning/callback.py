@@ -17,7 +17,8 @@ from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.history import UpdateRecord
 from fairbatch_lightning.losses import PerSampleLoss
 from fairbatch_lightning.settings import Settings
-from fairbatch_lightning.training import FairTraining, Validating
+from fairbatch_lightning.training import FairTraining
+from fairbatch_lightning.validation import Validating
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -142,8 +143,8 @@ class FairBatch(AnyCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make up for an update that the interrupted run did not get to."""
-        if self._validating(trainer):
-            self._check_validation(trainer)
+        if validating := self._validating(trainer):
+            self._check_validation(trainer, validating)
         elif self._training is not None and self._training.updates_after_epochs:
             epoch = self._training.missed_epoch()
             if epoch is not None:
@@ -158,17 +159,18 @@ class FairBatch(AnyCallback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Refuse a module whose logits are out of reach at once; update the shares if it is time."""
-        if self._training is None:
-            return
-        self._training.after_batch(outputs)
-        every = self._settings.update_every
-        if every != "epoch" and (trainer.fit_loop.total_batch_idx + 1) % int(every) == 0:
-            self._log_at_once(self._training.update(), trainer, self._training.index)
+        if self._training is not None:
+            self._training.after_batch(outputs)
+            every = self._settings.update_every
+            if every != "epoch" and (trainer.fit_loop.total_batch_idx + 1) % int(every) == 0:
+                self._log_at_once(self._training.update(), trainer, self._training.index)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Update the shares; the next epoch's batches follow them."""
-        if self._training is not None and self._training.updates_after_epochs:
-            self._update_and_log(self._training)
+        if self._training is not None:
+            self._training.end_epoch()
+            if self._training.updates_after_epochs:
+                self._update_and_log(self._training)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Get ready to watch the validation, if that is where losses come from."""
@@ -182,15 +184,7 @@ class FairBatch(AnyCallback):
         if validating := self._validating(trainer):
             validating.estimate.before_batch(validating.run, dataloader_idx)
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *batch: Any) -> None:
         """Add the losses of the batch."""
         if validating := self._validating(trainer):
             validating.estimate.after_batch(validating.run, outputs)
@@ -206,6 +200,8 @@ class FairBatch(AnyCallback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave no trace in the user's objects: Lightning calls no teardown when training fails."""
+        if self._training is not None and self._training.is_live:
+            self._training.run.failed = True  # checkpoint callbacks come next
         self._detach()
 
     def state_dict(self) -> dict[str, Any]:
@@ -224,12 +220,13 @@ class FairBatch(AnyCallback):
             return None
         return self._training.validating
 
-    def _check_validation(self, trainer: Trainer) -> None:
+    def _check_validation(self, trainer: Trainer, validating: Validating) -> None:
         if not trainer.enable_validation:
             raise ValueError(
                 'FairBatch(estimate="validation") needs a validation loop: a validation DataLoader, a `validation_step`'
                 " and limit_val_batches above 0."
             )
+        validating.estimate.check(validating.run)
         epoch = None if self._training is None else self._training.missed_epoch()
         if epoch is not None and (epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0:
             warn(

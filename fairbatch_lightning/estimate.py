@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,14 +40,16 @@ class TrainingRun:
     """Where the labels are found in a dataset."""
     groups: Source = None
     """Where the groups are found in a dataset."""
-    compared: Tensor = field(default_factory=lambda: torch.ones(()))
-    """The rows that the criterion looks at, `(Y,)`."""
+    compared: Tensor | None = None
+    """The rows that the criterion looks at, `(Y,)`; None for all."""
     num_updates: int = 0
     """How many updates there have been."""
     whole_step: bool = False
     """Whether `training_step` has to run to its end: because it returns the logits, or see `needs_whole_step`."""
     logits_returned: bool = False
     """Whether the logits are what `training_step` returns, as `{"logits": ...}`."""
+    failed: bool = False
+    """Whether an exception has ended the fit: the other processes may be gone, so wait for none of them."""
     cleanup: ExitStack = field(default_factory=ExitStack)
     """What an estimate wants done at the end of the fit."""
 
@@ -55,6 +57,11 @@ class TrainingRun:
     def is_compiled(self) -> bool:
         """Whether `torch.compile` has the hook inside of what it compiles."""
         return getattr(self.module, "_compiler_ctx", None) is not None or self.capture.is_compiled
+
+    @property
+    def copies(self) -> int:
+        """How many processes see the same samples: with tensor parallelism, all that share a model."""
+        return int(self.trainer.world_size) // self.num_replicas
 
     def new_metric(self) -> GroupLoss:
         """Return an empty measurement on the module's device."""
@@ -72,9 +79,10 @@ class Estimate(ABC):
     """Measures the cells' losses. Write a subclass and pass an object of it as `FairBatch(estimate=...)`.
 
     Only `measure` is needed. An estimate that watches the training is shown the logits of every batch in `observe`.
+    Every fit gets a copy of the object.
     """
 
-    watches: Literal["training", "validation"] | None = None
+    watches_training = False
 
     @abstractmethod
     def measure(self, run: TrainingRun) -> GroupLoss:
@@ -91,7 +99,12 @@ class Estimate(ABC):
         return {}
 
     def load_state_dict(self, run: TrainingRun, state: dict[str, Any]) -> None:  # noqa: B027 - optional
-        """Go on from what was saved."""
+        """Go on from what was saved, perhaps by another estimate."""
+
+
+def on_modules_device(metric: GroupLoss, run: TrainingRun) -> GroupLoss:
+    """Return a measurement where the module is: it may have been made before the module was moved."""
+    return metric if metric.device == run.module.device else metric.to(run.module.device)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

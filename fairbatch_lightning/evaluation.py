@@ -53,32 +53,35 @@ class Evaluation:
 
     def measure(self, run: TrainingRun, samples: Samples) -> GroupLoss:
         """Return the losses of the cells over these samples (indices into the dataset)."""
-        self._batches.choose(samples, self._largest(run), run.rank, run.num_replicas)
-        try:
-            return self._measure(run)
-        except RuntimeError as error:
-            if self._batches.batch_size <= run.loader.batch_size or not _out_of_memory(error):
-                raise
-        self._batch_size = run.loader.batch_size
-        self._stop_workers()
-        return self.measure(run, samples)
-
-    def _measure(self, run: TrainingRun) -> GroupLoss:
-        metric, seed = run.new_metric(), run.num_updates
+        seed = run.num_updates
         with preserved_rng(seed), evaluating(run.module, keep_metrics=run.whole_step), torch.no_grad():
-            numbered = enumerate(self._loader_of(run, seed))
-            for number, batch in itertools.islice(numbered, _num_batches(run.trainer)):
-                samples = self._batches.samples(number)
-                logits = logits_of(run, batch, number, len(samples))
-                samples = samples[samples >= 0]
-                run.add_losses(metric, logits[: len(samples)], run.index.cells[samples])
+            try:
+                return self._measure(run, samples, seed)
+            except RuntimeError as error:
+                if self._batches.batch_size <= run.loader.batch_size or not _out_of_memory(error):
+                    raise
+            self._batch_size = run.loader.batch_size
+            self._stop_workers()
+            return self._measure(run, samples, seed)
+
+    def _measure(self, run: TrainingRun, samples: Samples, seed: int) -> GroupLoss:
+        self._batches.choose(samples, *self._sizes(run), run.rank, run.num_replicas)
+        metric = run.new_metric()
+        numbered = enumerate(self._loader_of(run, seed))
+        for number, batch in itertools.islice(numbered, _num_batches(run.trainer)):
+            chosen = self._batches.samples(number)
+            logits = logits_of(run, batch, number, len(chosen))
+            chosen = chosen[chosen >= 0]
+            run.add_losses(metric, logits[: len(chosen)], run.index.cells[chosen])
         return metric
 
-    def _largest(self, run: TrainingRun) -> int:
-        if self._batch_size is not None:
-            return self._batch_size
-        keep = run.loader.batch_size == 1 or run.whole_step or _is_compiled(run)
-        return run.loader.batch_size * (1 if keep else 4)
+    def _sizes(self, run: TrainingRun) -> tuple[int, int]:
+        """Return the smallest and the largest size of batches."""
+        size = run.loader.batch_size
+        if run.whole_step or run.loader.has_others or _is_compiled(run):
+            return size, size  # something may depend on it
+        largest = self._batch_size or (size if size == 1 else 4 * size)
+        return min(2, largest), largest  # a single sample may be a special case
 
     def _loader_of(self, run: TrainingRun, seed: int) -> DataLoader[Any]:
         """Return the user's loader with the chosen batches; kept, so that persistent workers persist."""
@@ -100,7 +103,7 @@ class EvaluationBatches(Sampler[list[int]]):
     """Some samples in order, split over the processes, which all get the same number of equally large batches.
 
     >>> batches = EvaluationBatches()
-    >>> batches.choose(range(5), largest=2, rank=0, num_replicas=2)
+    >>> batches.choose(range(5), smallest=1, largest=2, rank=0, num_replicas=2)
     >>> list(batches)
     [[0, 2], [4, 0]]
     """
@@ -109,12 +112,12 @@ class EvaluationBatches(Sampler[list[int]]):
     batch_size = 1
     sampler = range(0)
 
-    def choose(self, samples: Samples, largest: int, rank: int, num_replicas: int) -> None:
-        """Make batches of at most `largest` of these samples (indices into the dataset)."""
+    def choose(self, samples: Samples, smallest: int, largest: int, rank: int, num_replicas: int) -> None:
+        """Make batches of these samples (indices into the dataset), of `smallest` to `largest` each."""
         self._samples, self._rank, self._num_replicas = samples, rank, num_replicas
         per_process = -(-len(samples) // num_replicas)
         self._num_batches = -(-per_process // largest)
-        self.batch_size = max(-(-per_process // self._num_batches), min(2, largest))  # one alone is a special case
+        self.batch_size = max(-(-per_process // self._num_batches), smallest)
         self.sampler = range(self._num_batches * self.batch_size)
 
     def __len__(self) -> int:

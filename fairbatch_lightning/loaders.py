@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -58,6 +58,11 @@ class TrainLoader:
         return [None if position == self.position else _any_batch(one) for position, one in enumerate(loaders)]
 
     @property
+    def has_others(self) -> bool:
+        """Whether the user gave more than this loader."""
+        return len(tree_leaves(_contents(self.given))) > 1
+
+    @property
     def batch_size(self) -> int:
         """The size of the loader's batches."""
         size = self.loader.batch_size
@@ -74,7 +79,7 @@ class TrainLoader:
         sampler: Any = getattr(self.loader.batch_sampler, "sampler", None)
         if isinstance(sampler, DistributedSampler):
             return int(sampler.total_size)
-        return len(sampler) if _is_ordinary(self.loader.batch_sampler) else len(self.loader) * self.batch_size
+        return len(sampler) if is_ordinary(self.loader.batch_sampler) else len(self.loader) * self.batch_size
 
 
 def _any_batch(loader: Any) -> Any:
@@ -86,24 +91,51 @@ def _any_batch(loader: Any) -> Any:
 
 
 class FairBatchSampler(Sampler[list[int]]):
-    """The batches of a [`FairSampler`][fairbatch_lightning.FairSampler] as a loader's `batch_sampler`: faster."""
+    """The batches of a [`FairSampler`][fairbatch_lightning.FairSampler] as a loader's `batch_sampler`: faster.
+
+    Remembers the samples of the batches that the loader has delivered, until they are taken.
+    """
 
     def __init__(self, sampler: FairSampler) -> None:
         self.sampler, self.batch_size, self.drop_last = sampler, sampler.batch_size, sampler.drop_last
-        self._under_way: deque[list[int]] = deque()
+        self._drawn: deque[list[int]] = deque()
+        self._delivered: deque[list[int]] = deque()
+        self._training: object = None  # stands for the pass that is trained on
 
     def __len__(self) -> int:
         return self.sampler.num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._under_way.clear()
+        return self._draw(self._drawn)
+
+    def _draw(self, drawn: deque[list[int]]) -> Iterator[list[int]]:
         for batch in self.sampler.batches():
-            self._under_way.append(batch)
+            drawn.append(batch)
             yield batch
 
-    def oldest(self) -> list[int]:
-        """Return, and forget, the samples of the first batch that was drawn: batches are trained on in this order."""
-        return self._under_way.popleft()
+    def deliver(self, start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Yield the batches of a loader whose pass over these batches begins with `start`, keeping count of them."""
+        drawn = self._drawn = deque()
+        if self._training is not None:  # someone else looks at the loader while it is trained on
+            yield from start()
+            return
+        this = self._training = object()
+        try:
+            for batch in start():
+                self._delivered.append(drawn.popleft())
+                yield batch
+        finally:
+            if self._training is this:
+                self._training = None
+
+    def take(self) -> list[int] | None:
+        """Return the samples of the batch that was delivered first of those not taken yet, if any."""
+        return self._delivered.popleft() if self._delivered else None
+
+    def forget(self) -> None:
+        """Forget batches that were delivered but not taken. The next pass will be the one that is trained on."""
+        self._delivered.clear()
+        self._training = None
 
 
 def with_batches(loader: DataLoader[Any], batch_sampler: Any, **changes: Any) -> DataLoader[Any]:
@@ -143,8 +175,12 @@ class _LazyStart:
     Lightning calls `iter()` on a loader before it has said which epoch it is, and before a checkpoint is restored.
     """
 
+    batch_sampler: Any
+
     def __iter__(self) -> Iterator[Any]:
-        yield from super().__iter__()  # type: ignore[misc]
+        start = super().__iter__  # type: ignore[misc]
+        fair = isinstance(self.batch_sampler, FairBatchSampler)
+        yield from self.batch_sampler.deliver(start) if fair else start()
 
 
 def _contents(given: Any) -> Any:
@@ -196,7 +232,7 @@ def _check_loader(loader: Any) -> None:
     _check_sampler(loader)
 
 
-def _is_ordinary(sampler: Any) -> bool:
+def is_ordinary(sampler: Any) -> bool:
     """Return whether a sampler is one that DataLoader makes by itself; torchdata has copies of torch's classes."""
     module, name = type(sampler).__module__.split(".")[0], type(sampler).__name__
     return module in ("torch", "torchdata") and name in ("RandomSampler", "SequentialSampler", "BatchSampler")
@@ -205,8 +241,8 @@ def _is_ordinary(sampler: Any) -> bool:
 def _check_sampler(loader: DataLoader[Any]) -> None:
     """Refuse samplers that leave samples out, and say when another way of sampling is replaced."""
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    own_batches = not _is_ordinary(loader.batch_sampler)
-    if not own_batches and (type(sampler) is DistributedSampler or _is_ordinary(sampler)):
+    own_batches = not is_ordinary(loader.batch_sampler)
+    if not own_batches and (type(sampler) is DistributedSampler or is_ordinary(sampler)):
         return
     replaced: Any = loader.batch_sampler if own_batches else sampler
     draws = len(loader) * (loader.batch_size or replaced.batch_size)

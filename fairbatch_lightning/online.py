@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairbatch_lightning.estimate import Estimate, TrainingRun, to_device
-from fairbatch_lightning.estimates import check_samples_per_cell, draw
+from fairbatch_lightning.estimate import Estimate, TrainingRun, on_modules_device, to_device
+from fairbatch_lightning.evaluated import check_samples_per_cell, draw
 from fairbatch_lightning.evaluation import Evaluation
 from fairbatch_lightning.metrics import GroupLoss
 
@@ -20,7 +20,7 @@ class OnlineEstimate(Estimate):
     A cell whose share is small may hardly occur in these. Where a cell had fewer than half of `samples_per_cell`, or of
     all its samples, its row is evaluated instead on `samples_per_cell` of each of its cells. The whole row, because
     losses are compared within it, and those from training are of a slightly older model in training mode. No more
-    samples are evaluated than were trained on, so that frequent updates stay cheap.
+    samples are evaluated than were trained on (but one of each cell), so that frequent updates stay cheap.
 
     Args:
         samples_per_cell: How many samples of a cell are enough to know its loss.
@@ -28,7 +28,7 @@ class OnlineEstimate(Estimate):
             that does not run out of memory.
     """
 
-    watches = "training"
+    watches_training = True
 
     def __init__(self, samples_per_cell: int = 1024, batch_size: int | None = None) -> None:
         check_samples_per_cell(samples_per_cell)
@@ -50,6 +50,7 @@ class OnlineEstimate(Estimate):
             self._add_batches(run)
 
     def _add_batches(self, run: TrainingRun) -> None:
+        self._seen = on_modules_device(self._seen, run)
         if self._batches.waiting:
             logits, cells, new = self._batches.take()
             numbers = to_device(cells, self._seen.device)
@@ -60,14 +61,16 @@ class OnlineEstimate(Estimate):
         """Return the losses of the cells since the last update, and start anew."""
         self._add_batches(run)
         self._batches.restart()
-        seen = self._seen
-        self._seen, self._spare = self._spare, seen
+        seen, self._seen = self._seen, on_modules_device(self._spare, run)
+        self._spare = seen
         self._seen.sums.zero_()
         self._seen.counts.zero_()
         with seen.sync_context():
-            counts = seen.counts.cpu()
+            counts = seen.counts.cpu() // run.copies
         enough = run.index.counts.clamp(max=self._samples_per_cell) / 2
-        starved_rows = (counts < enough).any(1, keepdim=True) & run.compared.unsqueeze(1)
+        starved_rows = (counts < enough).any(1, keepdim=True)
+        if run.compared is not None:
+            starved_rows &= run.compared.unsqueeze(1)
         if starved_rows.any():
             probe = self._probe(run, starved_rows.expand(run.index.shape), int(counts.sum()))
             where = starved_rows.to(seen.device)
@@ -76,22 +79,26 @@ class OnlineEstimate(Estimate):
         return seen
 
     def _probe(self, run: TrainingRun, cells: Tensor, num_trained: int) -> GroupLoss:
-        """Evaluate samples of some cells (a `(Y, Z)` mask), but no more of them than were trained on."""
+        """Evaluate samples of some cells (a `(Y, Z)` mask), but no more of them than were trained on, if any were."""
         numbers = cells.flatten().nonzero().flatten().numpy()
-        per_cell = min(self._samples_per_cell, affordable(run.index.counts[cells].numpy(), num_trained))
+        per_cell = self._samples_per_cell
+        if num_trained:
+            per_cell = min(per_cell, affordable(run.index.counts[cells].numpy(), num_trained))
         return self._evaluation.measure(run, draw(run.index, numbers, per_cell, run.seed, run.num_updates))
 
     def state_dict(self, run: TrainingRun) -> dict[str, Any]:
-        """Return what each process has seen since the last update, `(processes, Y, Z)`."""
+        """Return what each process has seen since the last update, `(processes, Y, Z)`; after a failure, this one."""
         self._add_batches(run)
-        gathered = run.trainer.strategy.all_gather
-        shape = run.num_replicas, *run.index.shape
-        seen = {name: gathered(getattr(self._seen, name)).cpu().view(shape) for name in ("sums", "counts")}
-        return {**seen, "num_batches": self._batches.number}
+        gather = (lambda values: values) if run.failed else run.trainer.strategy.all_gather
+        seen = {name: gather(getattr(self._seen, name)).cpu() for name in ("sums", "counts")}
+        parts = {name: values.view(-1, *run.index.shape)[:: run.copies] for name, values in seen.items()}
+        return {**parts, "num_batches": self._batches.number}
 
     def load_state_dict(self, run: TrainingRun, state: dict[str, Any]) -> None:
         """Go on from what each process had seen; with another number of processes the first goes on from all."""
         self.start(run)
+        if "num_batches" not in state:
+            return
         self._batches.restart(state["num_batches"])
         for name in ("sums", "counts"):
             values = state[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
@@ -16,7 +17,7 @@ from fairbatch_lightning.criteria import (
     EqualOpportunity,
 )
 from fairbatch_lightning.estimate import Estimate
-from fairbatch_lightning.estimates import ExactEstimate, SampledEstimate
+from fairbatch_lightning.evaluated import ExactEstimate, SampledEstimate
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.losses import PerSampleLoss, resolve_loss
 from fairbatch_lightning.online import OnlineEstimate
@@ -58,18 +59,13 @@ class Settings:
         check_settings(self.alpha, self.threshold, self.min_share, self.compare)
         self._check_criterion()
         self.per_sample_loss()
-        estimate = self.new_estimate()
+        self._check_estimate()
         if self.logits is not None and not isinstance(self.logits, str):
             raise ValueError(f"Expected argument `logits` to be the name of a submodule but got {self.logits!r}.")
         every = self.update_every
         if every != "epoch" and (isinstance(every, bool | str) or not isinstance(every, Integral) or every < 1):
             raise ValueError(
                 f'Expected argument `update_every` to be "epoch" or a positive number of batches but got {every!r}.'
-            )
-        if estimate.watches == "validation" and every != "epoch":
-            raise ValueError(
-                f"Expected argument `update_every` to be left out with {type(estimate).__name__}, which updates the"
-                f" shares after every validation, but got {every!r}. Use Trainer(val_check_interval=...)."
             )
         if isinstance(self.seed, bool) or not isinstance(self.seed, Integral) or self.seed < 0:
             raise ValueError(f"Expected argument `seed` to be an integer of at least 0 but got {self.seed!r}.")
@@ -96,15 +92,21 @@ class Settings:
         )
 
     def new_estimate(self) -> Estimate:
-        """Return the estimate for one fit."""
-        if isinstance(self.estimate, str) and self.estimate in ESTIMATES:
-            return ESTIMATES[self.estimate]()
-        if not isinstance(self.estimate, Estimate):
+        """Return the estimate for one fit: what that leaves behind in it does not reach the next."""
+        return ESTIMATES[self.estimate]() if isinstance(self.estimate, str) else copy.deepcopy(self.estimate)
+
+    def _check_estimate(self) -> None:
+        if not isinstance(self.estimate, Estimate) and self.estimate not in list(ESTIMATES):
             raise ValueError(
                 f"Expected argument `estimate` to be one of {list(ESTIMATES)} or an Estimate object but got"
                 f" {self.estimate!r}."
             )
-        return self.estimate
+        validation = self.estimate == "validation" or isinstance(self.estimate, ValidationEstimate)
+        if validation and self.update_every != "epoch":
+            raise ValueError(
+                'Expected argument `update_every` to be left out with estimate="validation", which updates the shares'
+                f" after every validation, but got {self.update_every!r}. Use Trainer(val_check_interval=...)."
+            )
 
     def _check_criterion(self) -> None:
         known = isinstance(self.criterion, Criterion) or (

@@ -6,14 +6,14 @@ Measured losses go to the criterion, its signal to the controller, the shares to
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fairbatch_lightning._warnings import warn
 from fairbatch_lightning.capture import LogitsCapture
-from fairbatch_lightning.criteria import Criterion, row_gaps
+from fairbatch_lightning.comparable import check_same_cells, compared_rows, names_of
 from fairbatch_lightning.estimate import TrainingRun
 from fairbatch_lightning.evaluation import needs_whole_step, no_logits, returned_logits
 from fairbatch_lightning.groups import GroupIndex
@@ -23,17 +23,10 @@ from fairbatch_lightning.losses import SampleLoss
 from fairbatch_lightning.metrics import GroupLoss
 from fairbatch_lightning.sampler import FairSampler
 from fairbatch_lightning.settings import Settings
-from fairbatch_lightning.validation import ValidationEstimate
+from fairbatch_lightning.validation import Validating, ValidationEstimate
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-
-
-class Validating(NamedTuple):
-    """The estimate that watches the validation, and what it works with."""
-
-    estimate: ValidationEstimate
-    run: TrainingRun
 
 
 class FairTraining:
@@ -61,7 +54,7 @@ class FairTraining:
         loader = TrainLoader.find(given, settings.loader)
         self.index = GroupIndex.from_dataset(loader.loader.dataset, settings.labels, settings.groups)
         self._criterion = settings.new_criterion(self.index)
-        compared = _compared_rows(self._criterion, self.index)
+        compared = compared_rows(self._criterion, self.index)
         self.controller = settings.new_controller(self.index)
         self.history: list[UpdateRecord] = []
         self.logits_seen = False
@@ -92,7 +85,7 @@ class FairTraining:
         index = self.index
         if loader.loader.dataset is not self.run.loader.loader.dataset:
             index = GroupIndex.from_dataset(loader.loader.dataset, self._settings.labels, self._settings.groups)
-            _check_same_cells(self.index, index)
+            check_same_cells(self.index, index)
         self.index = index
         sample_loss = SampleLoss(index, self._settings.per_sample_loss(), self._criterion.target)
         self.run = replace(self.run, loader=loader, index=index, sample_loss=sample_loss)
@@ -121,42 +114,59 @@ class FairTraining:
 
     def before_batch(self) -> None:
         """Keep the logits of a training batch if the estimate wants them, and those of the first for a check."""
+        if self._fetches_itself:  # at the last batch it may have fetched more than the one that it trained on
+            self._batches.forget()
         first = not self.logits_seen and not self.run.is_compiled  # there it would have everything compiled twice
-        if first or self._estimate.watches == "training":
+        if first or self._estimate.watches_training:
             self.run.capture.arm(self.run.loader.batch_size)
 
     def after_batch(self, outputs: Any) -> None:
         """Show the batch to the estimate."""
-        samples, logits = self._batches.oldest(), self.run.capture.take()
+        samples, logits = self._batches.take(), self.run.capture.take()
+        if samples is None:  # a fair loader that is shorter than the others is through
+            return
         if not self.logits_seen:
-            self._check_logits(outputs, captured=logits is not None)
-        if self._estimate.watches == "training":
+            self._check_logits(outputs, logits, samples)
+        if self._estimate.watches_training:
             if self.run.logits_returned or logits is None:
                 logits = returned_logits(outputs, len(samples))
             if logits is not None:
                 self._estimate.observe(self.run, logits.detach(), self.index.cells[samples])
 
-    def _check_logits(self, outputs: Any, captured: bool) -> None:
+    def end_epoch(self) -> None:
+        """Forget a batch that Lightning has fetched in vain, next to a loader without a length."""
+        self._batches.forget()
+
+    @property
+    def _fetches_itself(self) -> bool:
+        """Whether `training_step` takes `dataloader_iter`, and with it as many batches as it likes."""
+        return type(self.run.trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher"
+
+    def _check_logits(self, outputs: Any, logits: Tensor | None, samples: list[int]) -> None:
         """After the first training batch: see that its logits were found, or that the step returned them."""
-        batch_size = self.run.loader.batch_size
-        captured = captured or self.run.is_compiled  # see `before_batch`; the evaluation will see
-        returned = self._settings.logits is None and returned_logits(outputs, batch_size) is not None
-        if not captured and not returned:
-            raise RuntimeError(no_logits(batch_size))
-        if returned and not self.run.module.automatic_optimization:
-            if not captured:
-                raise RuntimeError(
-                    "With manual optimization FairBatch cannot run `training_step` to its end for the logits that it"
-                    ' returns. Call `self(x)` in it, or name the submodule that computes them: FairBatch(logits="net").'
-                )
-        elif returned:
+        automatic = self.run.module.automatic_optimization
+        if logits is None and automatic and not outputs:
+            return  # the step has left this batch out
+        captured = logits is not None or self.run.is_compiled  # see `before_batch`; the evaluation will see
+        returned = returned_logits(outputs, len(samples)) if self._settings.logits is None else None
+        if not captured and returned is None:
+            raise RuntimeError(no_logits(len(samples)))
+        if returned is not None and not automatic and not captured:
+            raise RuntimeError(
+                "With manual optimization FairBatch cannot run `training_step` to its end for the logits that it"
+                ' returns. Call `self(x)` in it, or name the submodule that computes them: FairBatch(logits="net").'
+            )
+        if returned is not None and automatic:
             self.run.logits_returned = self.run.whole_step = True
+            logits = returned
+        if logits is not None:  # see that losses can be had of them
+            self.run.add_losses(self.run.new_metric(), logits.detach(), self.index.cells[samples])
         self.logits_seen = True
 
     @property
     def updates_after_epochs(self) -> bool:
         """Whether the end of an epoch is the time for an update."""
-        return self._settings.update_every == "epoch" and self._estimate.watches != "validation"
+        return self._settings.update_every == "epoch" and not isinstance(self._estimate, ValidationEstimate)
 
     @property
     def validating(self) -> Validating | None:
@@ -193,7 +203,7 @@ class FairTraining:
         sampler["next_batch"] = min(sampler["next_batch"], progress.processed)  # worker processes have fetched more
         return {
             "counts": self.index.counts,
-            "names": [list(names) for names in _names(self.index)],
+            "names": [list(names) for names in names_of(self.index)],
             "controller": self.controller.state_dict(),
             "sampler": sampler,
             "logits_returned": self.run.logits_returned,
@@ -203,7 +213,7 @@ class FairTraining:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, on the same training data."""
-        names = [list(names) for names in _names(self.index)]
+        names = [list(names) for names in names_of(self.index)]
         if state["names"] != names or not torch.equal(state["counts"], self.index.counts):
             raise ValueError(
                 "Expected to resume on the training data that the checkpoint was made with. Its labels and groups"
@@ -216,7 +226,7 @@ class FairTraining:
         if state["logits_returned"]:
             self.run.logits_returned = self.run.whole_step = True
         self._resumed_epoch = state["sampler"]["epoch"]
-        self._estimate.load_state_dict(self.run, state["estimate"])
+        self._estimate.load_state_dict(self.run, state.get("estimate", {}))
         self.history = [UpdateRecord(**record) for record in state["history"]]
 
     def _check_place(self, state: dict[str, Any]) -> None:
@@ -254,40 +264,3 @@ class FairTraining:
                 " update until it is finite again. Look for bad samples there, or for diverging training."
             )
         return losses
-
-
-def _compared_rows(criterion: Criterion, index: GroupIndex) -> Tensor:
-    """Return the rows that the criterion compares, `(Y,)`; refuse data without any, and say which cells are empty."""
-    positive = getattr(criterion, "positive", 0)
-    if not 0 <= positive < index.shape[0]:
-        raise ValueError(
-            f"Expected `positive` of {criterion} to be the row of a label, from 0 to {index.shape[0] - 1}: the labels"
-            f" are {list(index.label_names)}."
-        )
-    compared = ~row_gaps(criterion.signal(torch.zeros(index.shape), index.counts)).isnan()
-    if not compared.any():
-        raise ValueError(
-            "Expected a label with samples of at least two groups to compare, but the labels"
-            f" {list(index.label_names)} and groups {list(index.group_names)} have the counts {index.counts.tolist()}."
-            " Check the arguments `groups`, `labels` and `positive_label`."
-        )
-    if (empty := index.counts == 0).any():
-        warn(
-            f"The training set has no samples in the cells {index.cell_names(empty)}. They take no part; the other"
-            " groups of these labels are balanced among themselves."
-        )
-    return compared
-
-
-def _check_same_cells(before: GroupIndex, now: GroupIndex) -> None:
-    """Refuse a reloaded training set whose cells are not those that the shares are for."""
-    if _names(before) != _names(now) or not torch.equal(before.counts > 0, now.counts > 0):
-        raise ValueError(
-            "Expected the reloaded training set to have samples in the cells that it had before: labels and groups"
-            f" {_names(before)} with the counts {before.counts.tolist()}, but got {_names(now)} with"
-            f" {now.counts.tolist()}. Shares cannot go on from one to the other; start a new fit."
-        )
-
-
-def _names(index: GroupIndex) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return index.label_names, index.group_names

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from fairbatch_lightning._warnings import warn
-from fairbatch_lightning.columns import Source
-from fairbatch_lightning.estimate import Estimate, TrainingRun
+from fairbatch_lightning.columns import Source, fits, is_array
+from fairbatch_lightning.estimate import Estimate, TrainingRun, on_modules_device
 from fairbatch_lightning.evaluation import no_logits, returned_logits
 from fairbatch_lightning.groups import GroupIndex
+from fairbatch_lightning.loaders import is_ordinary
 from fairbatch_lightning.metrics import GroupLoss
 
 
@@ -28,21 +29,52 @@ class ValidationEstimate(Estimate):
         groups: Where its groups are; default: as in the training set.
     """
 
-    watches = "validation"
-
     def __init__(self, loader: int | None = None, *, labels: Source = None, groups: Source = None) -> None:
         self._number, self._labels, self._groups = loader, labels, groups
-        self._loader: DataLoader[Any] | None = None
+        self._dataset: Any = None
         self._batches: Iterator[np.ndarray[Any, Any]] = iter(())
         self._current: np.ndarray[Any, Any] | None = None
 
     def start(self, run: TrainingRun) -> None:
         """Forget an earlier fit."""
-        self._seen, self._loader = run.new_metric(), None
+        self._seen, self._dataset = run.new_metric(), None
+
+    def check(self, run: TrainingRun) -> None:
+        """Refuse what cannot work before the training, as far as there are validation loaders already."""
+        if run.trainer.val_dataloaders is not None:
+            self._choose(run)
 
     def before_validation(self, run: TrainingRun) -> None:
         """Get ready for a pass over the validation set."""
+        self._seen = on_modules_device(self._seen, run)
         self._seen.reset()
+        self._batches = _cells_of_batches(self._choose(run), self._cells)
+
+    def before_batch(self, run: TrainingRun, loader: int) -> None:
+        """Watch for the logits of the next batch, if it is one of the chosen loader's."""
+        self._current = next(self._batches, None) if loader == (self._number or 0) else None
+        if self._current is not None:
+            run.capture.arm(len(self._current))
+
+    def after_batch(self, run: TrainingRun, outputs: Any) -> None:
+        """Add the losses of the batch."""
+        logits = run.capture.take()
+        if self._current is None:
+            return
+        size = len(self._current)
+        if run.logits_returned or logits is None:
+            logits = returned_logits(outputs, size)
+        if logits is None:
+            raise RuntimeError(no_logits(size, "validation_step"))
+        counted = self._current >= 0
+        run.add_losses(self._seen, logits if counted.all() else logits[counted.nonzero()[0]], self._current[counted])
+
+    def measure(self, run: TrainingRun) -> GroupLoss:
+        """Return the losses of the cells in the last validation."""
+        return self._seen
+
+    def _choose(self, run: TrainingRun) -> DataLoader[Any]:
+        """Return the loader, once the cells of its samples are known."""
         loaders = tree_leaves(run.trainer.val_dataloaders)
         if self._number is None and len(loaders) > 1:
             raise ValueError(
@@ -54,79 +86,92 @@ class ValidationEstimate(Estimate):
                 f"Expected argument `loader` of ValidationEstimate to be from 0 to {len(loaders) - 1}, the number of a"
                 f" validation DataLoader, but got {self._number!r}."
             )
-        self._choose(run, loaders[self._number or 0])
-        self._batches = _cells_of_batches(self._loader, self._cells)
-
-    def before_batch(self, run: TrainingRun, loader: int) -> None:
-        """Watch for the logits of the next batch, if it is one of the chosen loader's."""
-        self._current = None
-        if loader == (self._number or 0):
-            cells = self._current = next(self._batches)
-            run.capture.arm(len(cells))
-
-    def after_batch(self, run: TrainingRun, outputs: Any) -> None:
-        """Add the losses of the batch."""
-        logits = run.capture.take()
-        if self._current is None:
-            return
-        size = len(self._current)
-        logits = returned_logits(outputs, size) if logits is None else logits
-        if logits is None:
-            raise RuntimeError(no_logits(size, "validation_step"))
-        counted = self._current >= 0
-        run.add_losses(self._seen, logits if counted.all() else logits[counted.nonzero()[0]], self._current[counted])
-
-    def measure(self, run: TrainingRun) -> GroupLoss:
-        """Return the losses of the cells in the last validation."""
-        return self._seen
-
-    def _choose(self, run: TrainingRun, loader: Any) -> None:
-        """Find out the cells of the validation samples, once for each loader."""
-        if loader is self._loader:
-            return
+        _check_mode(run, len(loaders))
+        loader: DataLoader[Any] = loaders[self._number or 0]
         _check_loader(loader)
-        labels = run.labels if self._labels is None else self._labels
-        groups = run.groups if self._groups is None else self._groups
+        if loader.dataset is not self._dataset:
+            self._cells = self._find_cells(run, loader.dataset)
+            self._dataset = loader.dataset
+        return loader
+
+    def _find_cells(self, run: TrainingRun, dataset: Any) -> np.ndarray[Any, Any]:
+        """Return the cells of the validation samples, by the training set's numbers; -1 for those without."""
+        labels = _source(self._labels, run.labels, run, "labels")
+        groups = _source(self._groups, run.groups, run, "groups")
         try:
-            held_out = GroupIndex.from_dataset(loader.dataset, labels, groups)
+            held_out = GroupIndex.from_dataset(dataset, labels, groups)
         except (ValueError, TypeError) as error:
             raise type(error)(
                 'FairBatch(estimate="validation") looks for labels and groups in the validation set as in the training'
                 f" set, or where ValidationEstimate(labels=..., groups=...) says: {error}"
             ) from error
-        self._loader, self._cells = loader, run.index.cells_of(held_out)
-        if (self._cells < 0).any():
-            warn(
-                f"{int((self._cells < 0).sum())} of the {len(held_out)} validation samples are left out: their labels"
-                f" {list(held_out.label_names)} or groups {list(held_out.group_names)} are not all in the training set,"
-                f" which has {list(run.index.label_names)} and {list(run.index.group_names)}."
-            )
+        cells = run.index.cells_of(held_out)
+        unknown = (
+            f"{int((cells < 0).sum())} of the {len(held_out)} validation samples are left out: their labels"
+            f" {list(held_out.label_names)} or groups {list(held_out.group_names)} are not all in the training set,"
+            f" which has {list(run.index.label_names)} and {list(run.index.group_names)}."
+        )
+        if (cells < 0).all():
+            raise ValueError(unknown)
+        if (cells < 0).any():
+            warn(unknown)
+        return cells
+
+
+def _source(own: Source, of_training: Source, run: TrainingRun, name: str) -> Source:
+    """Return where to look for labels or groups."""
+    if own is None and is_array(of_training) and fits(of_training, run.loader.loader.dataset):
+        raise ValueError(
+            f"Expected the {name} of the validation set as well: those given are an array for the training set. Use"
+            f" FairBatch(estimate=ValidationEstimate({name}=...))."
+        )
+    return of_training if own is None else own
 
 
 def _cells_of_batches(loader: Any, cells: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
     """Yield the cells of each batch of a loader; -1 for samples that do not count."""
-    sampler: Any = getattr(loader.batch_sampler, "sampler", None)
-    padded = type(sampler) is DistributedSampler and not sampler.drop_last
+    sampler: Any = loader.batch_sampler.sampler
     position = 0
     for batch in loader.batch_sampler:
         found = cells[batch].astype(np.int64)
-        if padded:  # the last samples are repeated, so that all processes have the same number
+        if isinstance(sampler, DistributedSampler):  # repeats samples, so that all processes have the same number
             places = np.arange(position, position + len(batch)) * sampler.num_replicas + sampler.rank
             found[places >= len(cells)] = -1
             position += len(batch)
         yield found
 
 
+def _check_mode(run: TrainingRun, num_loaders: int) -> None:
+    """Refuse several loaders at once: a batch is then of all of them."""
+    combined = run.trainer.fit_loop.epoch_loop.val_loop._combined_loader
+    if num_loaders > 1 and combined is not None and combined._mode != "sequential":
+        raise ValueError(
+            'FairBatch(estimate="validation") needs validation DataLoaders that come one after the other, but got a'
+            f" CombinedLoader with mode={combined._mode!r}. Use a list of loaders."
+        )
+
+
 def _check_loader(loader: Any) -> None:
     """Refuse a loader whose batches cannot be told without it."""
-    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or not loader.batch_sampler:
         raise TypeError(
-            'FairBatch(estimate="validation") needs a torch.utils.data.DataLoader with a batch_size for validation but'
-            f" got {type(loader).__name__}: it has to know which samples a batch holds."
+            'FairBatch(estimate="validation") has to know which samples a validation batch holds: use a'
+            " torch.utils.data.DataLoader with a batch_size and a map-style dataset. It got"
+            f" {type(loader).__name__} of {type(getattr(loader, 'dataset', None)).__name__}."
         )
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    if isinstance(sampler, RandomSampler) or getattr(sampler, "shuffle", False):
+    sampler: Any = getattr(loader.batch_sampler, "sampler", None)
+    ordered = is_ordinary(sampler) and type(sampler).__name__ == "SequentialSampler"
+    split = type(sampler) is DistributedSampler and not sampler.shuffle
+    if not is_ordinary(loader.batch_sampler) or not (ordered or split) or not getattr(loader, "in_order", True):
         raise ValueError(
             'FairBatch(estimate="validation") has to know which samples a validation batch holds, but the validation'
-            " DataLoader shuffles. Use shuffle=False, as Lightning advises too."
+            " DataLoader shuffles, or has a sampler of its own or in_order=False. Use shuffle=False, as Lightning"
+            " advises too, and torch.utils.data.Subset to leave samples out."
         )
+
+
+class Validating(NamedTuple):
+    """An estimate that watches the validation, and what it works with."""
+
+    estimate: ValidationEstimate
+    run: TrainingRun

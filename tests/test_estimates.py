@@ -1,15 +1,18 @@
 """The cheap estimates measure what they say, against brute force, and cost what they say."""
 
+import copy
 import itertools
+import pickle
 from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
-from helpers import Toy, ToyModule, loader, trainer
+from helpers import Toy, ToyModule, loader, resume, trainer
+from lightning.pytorch.utilities import CombinedLoader
 from torch.nn import functional
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler
 
 from fairbatch_lightning import (
     Estimate,
@@ -22,7 +25,7 @@ from fairbatch_lightning import (
     ValidationEstimate,
 )
 from fairbatch_lightning.estimate import TrainingRun
-from fairbatch_lightning.estimates import draw
+from fairbatch_lightning.evaluated import draw
 from fairbatch_lightning.losses import SampleLoss, cross_entropy
 from fairbatch_lightning.online import RecentBatches, affordable
 
@@ -77,7 +80,7 @@ def cell_means(passes, dataset):
 
 
 def fit(module, data=None, estimate="online", epochs=3, validation=None, fairbatch=None, **options):
-    callback = FairBatch(groups="group", alpha=0.05, estimate=estimate, **(fairbatch or {}))
+    callback = FairBatch(**{"groups": "group", "alpha": 0.05, "estimate": estimate, **(fairbatch or {})})
     run = trainer(callback, max_epochs=epochs, **{"num_sanity_val_steps": 0, **options})
     run.fit(module, loader() if data is None else data, validation)
     return callback
@@ -230,6 +233,120 @@ class TestOnline:
         for record, passes in zip(callback.history, module.epochs(), strict=True):
             assert len(passes) == 20
             torch.testing.assert_close(record.losses, cell_means(passes, Toy())[0])
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_a_loader_that_is_cycled_next_to_one_without_a_length(self, num_workers):
+        """Lightning then fetches a batch ahead."""
+
+        class Endless(IterableDataset):
+            def __iter__(self):
+                return iter(torch.zeros(30, 1))
+
+        class Two(Recording):
+            def training_step(self, batch, batch_idx):
+                return self.step(batch[0])
+
+        module, data = Two(), [loader(num_workers=num_workers), DataLoader(Endless(), batch_size=1)]
+        callback = fit(module, data, OnlineEstimate(samples_per_cell=4), fairbatch={"loader": 0})
+        for record, passes in zip(callback.history, module.epochs(), strict=True):
+            assert len(passes) == 30
+            torch.testing.assert_close(record.losses, cell_means(passes, Toy())[0])
+
+    def test_a_loader_that_is_through_before_the_others(self):
+        class Two(Recording):
+            def training_step(self, batch, batch_idx):
+                return self.step(batch[0]) if batch[0] is not None else self.net[0].weight.sum() * 0
+
+        module, data = Two(), CombinedLoader([loader(), loader(Toy(400))], "max_size")
+        callback = fit(module, data, OnlineEstimate(samples_per_cell=4), fairbatch={"loader": 0})
+        for record, passes in zip(callback.history, module.epochs(), strict=True):
+            assert len(passes) == 12
+            torch.testing.assert_close(record.losses, cell_means(passes, Toy())[0])
+
+    def test_steps_that_fetch_two_batches(self):
+        """The logits are those of the first."""
+
+        class Both(Recording):
+            def training_step(self, dataloader_iter):
+                loss = self.step(next(dataloader_iter)[0])
+                next(dataloader_iter)
+                return loss
+
+        module = Both()
+        callback = fit(module, estimate=OnlineEstimate(samples_per_cell=2))
+        for record, passes in zip(callback.history, module.epochs(), strict=True):
+            torch.testing.assert_close(record.losses, cell_means(passes, Toy())[0])
+
+    def test_someone_else_who_iterates_the_loader(self):
+        class Nosy(L.Callback):
+            def on_train_batch_end(self, run, module, *args):
+                next(iter(run.train_dataloader))
+
+        module, callback = Recording(), FairBatch(groups="group", estimate=OnlineEstimate(samples_per_cell=4))
+        trainer(callback, Nosy(), max_epochs=2).fit(module, loader())
+        for record, passes in zip(callback.history, module.epochs(), strict=True):
+            torch.testing.assert_close(record.losses, cell_means(passes, Toy())[0])
+
+    def test_the_first_batch_may_be_left_out(self):
+        class Skipping(Recording):
+            def training_step(self, batch, batch_idx):
+                return super().training_step(batch, batch_idx) if batch_idx else None
+
+        assert len(fit(Skipping(), estimate="online").history) == 3
+
+    def test_bad_losses_are_refused_at_once(self):
+        """Although losses are computed many batches at a time."""
+        module = Recording()
+        with pytest.raises(ValueError, match=r"shape \(20,\), but got \(\)"):
+            fit(module, estimate="online", fairbatch={"loss": lambda logits, labels: logits.mean()})
+        assert len(module.passes) == 2  # the mark of the epoch, and a batch
+
+    @pytest.mark.parametrize("earlier", ["exact", "validation"])
+    def test_goes_on_from_another_estimate(self, earlier, tmp_path):
+        first = FairBatch(groups="group", alpha=0.05, estimate=earlier)
+        run = trainer(first, max_epochs=2)
+        run.fit(WithValidation(), loader(), held_out())
+        run.save_checkpoint(tmp_path / "last.ckpt")
+        second = FairBatch(groups="group", alpha=0.05)
+        resume(trainer(second, max_epochs=3), WithValidation(), loader(), tmp_path / "last.ckpt")
+        assert len(second.history) == 3
+
+    def test_made_before_the_module_moves(self):
+        """`estimated_stepping_batches` in `setup` has the loader built before the module is on its device."""
+        index = GroupIndex.from_values(Toy().targets, Toy().group)
+        module = SimpleNamespace(device=torch.device("cpu"))
+        run = TrainingRun(None, module, None, index, SampleLoss(index, cross_entropy, None), None)
+        estimate = OnlineEstimate()
+        estimate.start(run)
+        module.device = torch.device("meta")
+        for _ in range(40):
+            estimate.observe(run, torch.zeros(20, 2, device="meta"), index.cells[:20])
+        assert estimate._seen.sums.is_meta
+
+    def test_after_a_failure_a_process_waits_for_no_other(self):
+        def fail(values):
+            raise AssertionError("waited for the others")
+
+        index = GroupIndex.from_values(Toy().targets, Toy().group)
+        strategy = SimpleNamespace(all_gather=fail)
+        run = TrainingRun(
+            SimpleNamespace(strategy=strategy, world_size=2),
+            SimpleNamespace(device=torch.device("cpu")),
+            None,
+            index,
+            SampleLoss(index, cross_entropy, None),
+            None,
+            num_replicas=2,
+        )
+        estimate = OnlineEstimate()
+        estimate.start(run)
+        estimate.observe(run, torch.zeros(20, 2), index.cells[:20])
+        with pytest.raises(AssertionError):
+            estimate.state_dict(run)
+        run.failed = True
+        state = estimate.state_dict(run)
+        assert state["counts"].shape == (1, 2, 3)
+        assert state["counts"].sum() == 20
 
     def test_epochs_that_end_early(self):
         module = Recording()
@@ -397,7 +514,18 @@ class TestValidation:
         [
             ({"validation": None}, "needs a validation loop"),
             ({"limit_val_batches": 0}, "needs a validation loop"),
-            ({"validation": held_out(shuffle=True)}, "shuffles. Use shuffle=False"),
+            ({"validation": held_out(shuffle=True)}, "shuffles.*Use shuffle=False"),
+            ({"validation": held_out(sampler=SubsetRandomSampler(range(99)))}, "shuffles"),
+            ({"validation": held_out(num_workers=1, in_order=False)}, "in_order=False"),
+            (
+                {
+                    "validation": CombinedLoader([held_out(), held_out()], "max_size"),
+                    "estimate": ValidationEstimate(loader=0),
+                },
+                "one after the other.*'max_size'",
+            ),
+            ({"fairbatch": {"groups": Toy().group}}, r"ValidationEstimate\(groups=...\)"),
+            ({"estimate": ValidationEstimate(groups=["x"] * 130)}, "130 of the 130 validation samples are left out"),
             ({"validation": [held_out(), held_out()]}, r"got 2. Name it by its position"),
             ({"estimate": ValidationEstimate(loader=3)}, "from 0 to 0.*but got 3"),
             ({"estimate": ValidationEstimate(groups="nothing")}, "looks for labels and groups in the validation set"),
@@ -406,7 +534,31 @@ class TestValidation:
     )
     def test_what_cannot_work_is_refused(self, arguments, message):
         with pytest.raises(ValueError, match=message):
-            fit(WithValidation(), **{"estimate": "validation", "validation": held_out(), **arguments})
+            fit(module := WithValidation(), **{"estimate": "validation", "validation": held_out(), **arguments})
+        assert not [entry for entry in module.passes if entry != "epoch"]  # before any training
+
+    def test_returned_logits_win_over_the_modules_output(self):
+        class Embedding(ToyModule):
+            def __init__(self):
+                super().__init__()
+                self.head = torch.nn.Linear(2, 2)
+
+            def step(self, batch):
+                logits = self.head(self(batch[0]))
+                return {"loss": functional.cross_entropy(logits, batch[1]), "logits": logits}
+
+            def training_step(self, batch, batch_idx):
+                return self.step(batch)
+
+            def validation_step(self, batch, batch_idx):
+                return self.step(batch)
+
+        module, dataset = Embedding(), Toy(130, seed=5)
+        callback = fit(module, estimate="validation", validation=held_out(), epochs=1)
+        with torch.no_grad():
+            losses = functional.cross_entropy(module.head(module(dataset.x)), dataset.targets, reduction="none")
+        cell = (dataset.targets == 1) & (dataset.group_ids == 2)
+        assert float(callback.history[0].losses[1, 2]) == pytest.approx(float(losses[cell].mean()), rel=1e-5)
 
     def test_validation_without_logits_is_refused(self):
         class NoForward(ToyModule):
@@ -442,11 +594,6 @@ class TestExact:
     def test_training_with_single_samples_is_evaluated_so(self):
         assert self.sizes(ToySizes(), "exact", loader(batch_size=1)) == {1}
 
-    def test_compiled_modules_see_batches_of_one_size(self):
-        module = ToySizes()
-        module.net = torch.compile(module.net, backend="eager")
-        assert self.sizes(module, "exact") == {20}
-
     def test_memory_format_is_kept(self):
         class Convolution(ToyModule):
             def __init__(self):
@@ -474,6 +621,22 @@ class TestExact:
         expected = fit(ToySizes(), estimate="exact")
         assert module.sizes == {80, 20}
         torch.testing.assert_close(callback.history[-1].losses, expected.history[-1].losses)
+
+    @pytest.mark.parametrize("num_samples", [240, 241])
+    def test_compiled_modules_see_no_other_size(self, num_samples):
+        module = ToySizes()
+        module.net = torch.compile(module.net, backend="eager")
+        assert self.sizes(module, "exact", loader(Toy(num_samples), drop_last=True)) == {20}
+
+    def test_several_loaders_are_evaluated_in_their_sizes(self):
+        class Mixed(ToySizes):
+            def training_step(self, batch, batch_idx):
+                x = batch[0][0] + 0 * batch[1][0]
+                return super().training_step([x, *batch[0][1:]], batch_idx)
+
+        module = Mixed()
+        fit(module, [loader(), loader()], "exact", epochs=1, fairbatch={"loader": 0})
+        assert module.sizes == {20}
 
     def test_other_errors_are_not_swallowed(self):
         with pytest.raises(torch.OutOfMemoryError):
@@ -518,7 +681,7 @@ def test_estimate_of_ones_own():
     """Such as one that only looks at the last batch before an update."""
 
     class LastBatch(Estimate):
-        watches = "training"
+        watches_training = True
 
         def observe(self, run, logits, cells):
             self.metric = run.new_metric()
@@ -532,6 +695,15 @@ def test_estimate_of_ones_own():
     for record, passes in zip(callback.history, module.epochs(), strict=True):
         expected, _ = cell_means(passes[-1:], Toy())
         torch.testing.assert_close(record.losses, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("make", [ExactEstimate, SampledEstimate, OnlineEstimate, ValidationEstimate])
+def test_a_used_callback_can_be_pickled(make):
+    callback = FairBatch(groups="group", estimate=make())
+    trainer(callback, max_epochs=1).fit(WithValidation(), loader(), held_out())
+    again = copy.deepcopy(pickle.loads(pickle.dumps(callback)))
+    trainer(again, max_epochs=1).fit(WithValidation(), loader(), held_out())
+    assert torch.equal(again.history[0].losses, callback.history[0].losses)
 
 
 def test_an_estimate_object_can_be_used_again():
