@@ -109,8 +109,9 @@ class FairBatchSampler(Sampler[list[int]]):
         return self._draw(self._drawn)
 
     def _draw(self, drawn: deque[list[int]]) -> Iterator[list[int]]:
+        remember = drawn.append
         for batch in self.sampler.batches():
-            drawn.append(batch)
+            remember(batch)
             yield batch
 
     def deliver(self, start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -120,9 +121,10 @@ class FairBatchSampler(Sampler[list[int]]):
             yield from start()
             return
         this = self._training = object()
+        first_drawn, remember = drawn.popleft, self._delivered.append
         try:
             for batch in start():
-                self._delivered.append(drawn.popleft())
+                remember(first_drawn())
                 yield batch
         finally:
             if self._training is this:

@@ -185,10 +185,11 @@ class FairSampler(DistributedSampler[int]):
             while (first := current.next_batch) < self.num_batches:
                 cells = self._cells(current, draws, first)
                 batches: list[list[int]] = draws.samples(cells, drawn)[:, part].tolist()
-                for batch in batches:
-                    current.next_batch += 1
+                schedule = current.schedule
+                for number, batch in enumerate(batches, first + 1):
+                    current.next_batch = number
                     yield batch
-                    if current.schedule[-1][0] == current.next_batch:
+                    if current.schedule is not schedule:
                         break  # the shares have changed: what was drawn in advance is void
                 drawn += self._count(cells[: current.next_batch - first])
         finally:
