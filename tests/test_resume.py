@@ -115,6 +115,7 @@ def test_resume_with_other_estimates(scenario, estimate, tmp_path):
 
 def test_validation_that_lightning_leaves_out_is_named(tmp_path):
     """A checkpoint of an epoch's last batch is before its validation, and Lightning goes on with the next epoch."""
+    skip_old_lightning()
     checkpoint = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=BATCHES)
     run(None, checkpoint, 0, {"estimate": "validation"})
     with pytest.warns(FairBatchWarning, match="last batch of epoch 1 but before the validation"):
