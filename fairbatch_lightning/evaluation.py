@@ -131,7 +131,7 @@ class EvaluationBatches(Sampler[list[int]]):
     def samples(self, number: int) -> np.ndarray[Any, Any]:
         """Return the samples of a batch; -1 for those that only fill it up, and must not be counted."""
         places = np.arange(number * self.batch_size, (number + 1) * self.batch_size) * self._num_replicas + self._rank
-        chosen = np.asarray(self._samples[places[0] : places[-1] + 1 : self._num_replicas])
+        chosen = np.asarray(self._samples[places[0] : places[-1] + 1 : self._num_replicas], np.int64)
         return np.pad(chosen, (0, len(places) - len(chosen)), constant_values=-1)
 
 

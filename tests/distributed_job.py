@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from helpers import Toy, ToyModule, loader, resume, trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from torch.utils.data import DataLoader, Subset
 
 from fairbatch_lightning import FairBatch
@@ -30,6 +30,31 @@ class WithBatchNorm(ToyModule):
         self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
 
 
+class LittleMemory(WithBatchNorm):
+    """The second process cannot evaluate more samples at once than it trains on."""
+
+    def training_step(self, batch, batch_idx):
+        if not self.training and self.global_rank == 1 and len(batch[0]) > 10:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().training_step(batch, batch_idx)
+
+
+class Failing(ToyModule):
+    """The first process fails in the middle of the second epoch; the other goes on and waits for it."""
+
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == 0 and self.global_step == 20:
+            raise RuntimeError("out of luck")
+        return super().training_step(batch, batch_idx)
+
+
+class TensorParallel(ToyModule):
+    """Its processes all hold the whole model, as if they were one."""
+
+    def configure_model(self):
+        pass
+
+
 class Sharded(ToyModule):
     """Its weights are split over the processes (FSDP2)."""
 
@@ -44,7 +69,15 @@ class Sharded(ToyModule):
             fully_shard(layer, mesh=self.device_mesh["data_parallel"])
 
 
-MODULES = {"plain": ToyModule, "validated": Validated, "batchnorm": WithBatchNorm, "sharded": Sharded}
+MODULES = {
+    "plain": ToyModule,
+    "validated": Validated,
+    "little memory": LittleMemory,
+    "failing": Failing,
+    "tensor parallel": TensorParallel,
+    "batchnorm": WithBatchNorm,
+    "sharded": Sharded,
+}
 
 
 def job(
@@ -63,6 +96,7 @@ def job(
     ckpt_path=None,
     save=None,
     save_every=None,
+    save_on_exception=False,
     drop_last=False,
     estimate="online",
 ):
@@ -72,17 +106,19 @@ def job(
     if strategy == "model_parallel":
         from lightning.pytorch.strategies import ModelParallelStrategy
 
-        strategy = ModelParallelStrategy(data_parallel_size=devices, tensor_parallel_size=1)
+        copies = devices if module == "tensor parallel" else 1
+        strategy = ModelParallelStrategy(data_parallel_size=devices // copies, tensor_parallel_size=copies)
     run = trainer(
         *([callback] if fair else []),
         Keep(folder, callback),
         *([ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=save_every)] if save_every else []),
+        *([OnExceptionCheckpoint(folder)] if save_on_exception else []),
         max_epochs=epochs,
         strategy=strategy,
         devices=devices,
         use_distributed_sampler=use_distributed_sampler,
         limit_train_batches=limit,
-        enable_checkpointing=save_every is not None,
+        enable_checkpointing=save_every is not None or save_on_exception,
     )
     data = loader(Subset(Toy(300), range(num_samples)), batch_size, num_workers=num_workers, drop_last=drop_last)
     held_out = Subset(Toy(300), range(num_samples, num_samples + 51))

@@ -15,14 +15,19 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "distributed_job.py"
 
 
-def run(folder, port, **arguments):
-    """Run the job in processes of its own, with a hard time limit; return what each process saw."""
+def start(folder, port, limit=120, **arguments):
+    """Run the job in processes of its own, with a hard time limit."""
     folder.mkdir(exist_ok=True)
     for old in folder.glob("rank*.pt"):
         old.unlink()
-    command = ["timeout", "-s", "KILL", "120", sys.executable, str(SCRIPT), str(folder), json.dumps(arguments)]
+    command = ["timeout", "-s", "KILL", str(limit), sys.executable, str(SCRIPT), str(folder), json.dumps(arguments)]
     environment = {**os.environ, "MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def run(folder, port, **arguments):
+    """Run the job; return what each process saw."""
+    done = start(folder, port, **arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [torch.load(path, weights_only=True) for path in sorted(folder.glob("rank*.pt"))]
     assert len(ranks) == arguments.get("devices", 1)
@@ -128,3 +133,32 @@ def test_fsdp2_trains_and_resumes(tmp_path, free_port):
         assert rank["batches"] == expected["batches"][len(expected["batches"]) // 2 :]
         assert_equal_history(rank, expected)
         torch.testing.assert_close(rank["weights"], expected["weights"])
+
+
+def test_memory_that_runs_out_on_one_process(tmp_path, free_port):
+    """That one evaluates smaller batches; the other does not wait for it in vain."""
+    options = {"strategy": "ddp", "devices": 2, "batch_size": 10, "estimate": "exact", "epochs": 2}
+    ranks = run(tmp_path / "little", free_port, module="little memory", **options)
+    expected = run(tmp_path / "enough", free_port, module="batchnorm", **options)
+    assert_equal_history(ranks[0], ranks[1])
+    assert_equal_history(ranks[0], expected[0], exact=False)
+
+
+def test_checkpoint_of_a_failure_on_one_process(tmp_path, free_port):
+    """It is written at once, although the other process never gets to it, for which Lightning waits afterwards."""
+    options = {"strategy": "ddp", "devices": 2, "batch_size": 10, "module": "failing", "save_on_exception": True}
+    start(tmp_path, free_port, limit=30, **options)
+    checkpoint = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)
+    state = next(value for name, value in checkpoint["callbacks"].items() if "FairBatch" in name)
+    assert checkpoint["global_step"] == 20
+    assert state["estimate"]["counts"].shape == (1, 2, 3)
+
+
+def test_tensor_parallel_processes_count_once(tmp_path, free_port):
+    """Both train on the same samples, and their checkpoints can be resumed."""
+    options = {"strategy": "model_parallel", "devices": 2, "batch_size": 20, "module": "tensor parallel"}
+    whole = run(tmp_path, free_port, save_every=8, **options)
+    assert whole[0]["batches"] == whole[1]["batches"]
+    alone = run(tmp_path / "alone", free_port, batch_size=20)[0]
+    assert alone["batches"] == whole[0]["batches"]
+    assert_equal_history(whole[0], alone, exact=False)

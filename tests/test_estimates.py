@@ -26,6 +26,7 @@ from fairbatch_lightning import (
 )
 from fairbatch_lightning.estimate import TrainingRun
 from fairbatch_lightning.evaluated import draw
+from fairbatch_lightning.evaluation import EvaluationBatches
 from fairbatch_lightning.losses import SampleLoss, cross_entropy
 from fairbatch_lightning.online import RecentBatches, affordable
 
@@ -582,6 +583,29 @@ class TestStep(ToyModule):
 
     def test_step(self, batch, batch_idx):
         pass
+
+
+class TestEvaluationBatches:
+    @pytest.mark.parametrize("num_samples", [1, 2, 20, 21, 41, 60])
+    @pytest.mark.parametrize(("smallest", "largest"), [(1, 1), (2, 7), (10, 10)])
+    @pytest.mark.parametrize("num_replicas", [1, 2, 3])
+    @pytest.mark.parametrize("as_array", [False, True])
+    def test_every_sample_is_counted_once(self, num_samples, smallest, largest, num_replicas, as_array):
+        samples = np.arange(num_samples, dtype=np.int32)[::-1] if as_array else range(num_samples)
+        counted, lengths = [], set()
+        for rank in range(num_replicas):
+            batches = EvaluationBatches()
+            batches.choose(samples, smallest, largest, rank, num_replicas)
+            drawn = list(batches)
+            lengths.add((len(drawn), *{len(batch) for batch in drawn}))
+            assert all(type(sample) is int and 0 <= sample < num_samples for batch in drawn for sample in batch)
+            for number, batch in enumerate(drawn):
+                chosen = batches.samples(number)
+                assert [sample for sample in chosen if sample >= 0] == batch[: (chosen >= 0).sum()]
+                counted.extend(chosen[chosen >= 0])
+        assert sorted(counted) == list(range(num_samples))
+        assert len(lengths) == 1  # all processes have equally many batches, all of one size
+        assert smallest <= lengths.pop()[1] <= largest
 
 
 class TestExact:
