@@ -32,8 +32,8 @@ class FairBatch(AnyCallback):
         Trainer(callbacks=[FairBatch("equalized_odds", groups="race")])
 
     The train DataLoader draws ordinary batches at first. After every epoch the mean loss of each cell, that is each
-    (label, group) pair, is measured on the training set, and the cells' shares in the batches shift by `alpha` towards
-    the groups that are worse off, for the label where the groups differ most.
+    (label, group) pair, is known from its batches (see `estimate`), and the cells' shares in the next ones shift by
+    `alpha` towards the groups that are worse off, for the label where the groups differ most.
 
     Logged: `fairbatch/gap_max` (also on the progress bar), `fairbatch/loss/<label>/<group>` and
     `fairbatch/share/<label>/<group>`.

@@ -81,7 +81,7 @@ class ValidationEstimate(Estimate):
                 f"FairBatch takes the losses of one validation DataLoader but got {len(loaders)}. Name it by its"
                 " position: FairBatch(estimate=ValidationEstimate(loader=0))."
             )
-        if not 0 <= (self._number or 0) < len(loaders):
+        if self._number not in (None, *range(len(loaders))):
             raise ValueError(
                 f"Expected argument `loader` of ValidationEstimate to be from 0 to {len(loaders) - 1}, the number of a"
                 f" validation DataLoader, but got {self._number!r}."
@@ -109,7 +109,8 @@ class ValidationEstimate(Estimate):
         unknown = (
             f"{int((cells < 0).sum())} of the {len(held_out)} validation samples are left out: their labels"
             f" {list(held_out.label_names)} or groups {list(held_out.group_names)} are not all in the training set,"
-            f" which has {list(run.index.label_names)} and {list(run.index.group_names)}."
+            f" which has {list(run.index.label_names)} and {list(run.index.group_names)}. Name them as there, or say"
+            " where they are: ValidationEstimate(labels=..., groups=...)."
         )
         if (cells < 0).all():
             raise ValueError(unknown)

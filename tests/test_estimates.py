@@ -19,6 +19,7 @@ from fairbatch_lightning import (
     ExactEstimate,
     FairBatch,
     FairBatchWarning,
+    FairSampler,
     GroupIndex,
     OnlineEstimate,
     SampledEstimate,
@@ -85,6 +86,18 @@ def fit(module, data=None, estimate="online", epochs=3, validation=None, fairbat
     run = trainer(callback, max_epochs=epochs, **{"num_sanity_val_steps": 0, **options})
     run.fit(module, loader() if data is None else data, validation)
     return callback
+
+
+def bare_run(device, trainer=None, **settings):
+    """Return what an estimate works with, without a Trainer."""
+    index, module = GroupIndex.from_values(Toy().targets, Toy().group), SimpleNamespace(device=torch.device(device))
+    return TrainingRun(trainer, module, None, index, SampleLoss(index, cross_entropy, None), None, **settings)
+
+
+def observe_zeros(estimate, run, number):
+    """Show an estimate some batches."""
+    for _ in range(number):
+        estimate.observe(run, torch.zeros(20, 2, device=run.module.device), run.index.cells[:20])
 
 
 class TestDraw:
@@ -314,34 +327,20 @@ class TestOnline:
 
     def test_made_before_the_module_moves(self):
         """`estimated_stepping_batches` in `setup` has the loader built before the module is on its device."""
-        index = GroupIndex.from_values(Toy().targets, Toy().group)
-        module = SimpleNamespace(device=torch.device("cpu"))
-        run = TrainingRun(None, module, None, index, SampleLoss(index, cross_entropy, None), None)
-        estimate = OnlineEstimate()
+        run, estimate = bare_run("cpu"), OnlineEstimate()
         estimate.start(run)
-        module.device = torch.device("meta")
-        for _ in range(40):
-            estimate.observe(run, torch.zeros(20, 2, device="meta"), index.cells[:20])
+        run.module.device = torch.device("meta")
+        observe_zeros(estimate, run, 40)
         assert estimate._seen.sums.is_meta
 
     def test_after_a_failure_a_process_waits_for_no_other(self):
         def fail(values):
             raise AssertionError("waited for the others")
 
-        index = GroupIndex.from_values(Toy().targets, Toy().group)
-        strategy = SimpleNamespace(all_gather=fail)
-        run = TrainingRun(
-            SimpleNamespace(strategy=strategy, world_size=2),
-            SimpleNamespace(device=torch.device("cpu")),
-            None,
-            index,
-            SampleLoss(index, cross_entropy, None),
-            None,
-            num_replicas=2,
-        )
-        estimate = OnlineEstimate()
+        trainer = SimpleNamespace(strategy=SimpleNamespace(all_gather=fail), world_size=2)
+        run, estimate = bare_run("cpu", trainer, num_replicas=2), OnlineEstimate()
         estimate.start(run)
-        estimate.observe(run, torch.zeros(20, 2), index.cells[:20])
+        observe_zeros(estimate, run, 1)
         with pytest.raises(AssertionError):
             estimate.state_dict(run)
         run.failed = True
@@ -358,13 +357,9 @@ class TestOnline:
 
     def test_waits_for_no_device(self):
         """The meta device has no values: whoever asks it for one, as `item()` and `cpu()` do, gets an error."""
-        index = GroupIndex.from_values(Toy().targets, Toy().group)
-        module = SimpleNamespace(device=torch.device("meta"))
-        run = TrainingRun(None, module, None, index, SampleLoss(index, cross_entropy, None), None)
-        estimate = OnlineEstimate()
+        run, estimate = bare_run("meta"), OnlineEstimate()
         estimate.start(run)
-        for _ in range(40):
-            estimate.observe(run, torch.zeros(20, 2, device="meta"), index.cells[:20])
+        observe_zeros(estimate, run, 40)
         assert estimate._seen.sums.is_meta
         with pytest.raises((NotImplementedError, RuntimeError), match=r"[Mm]eta"):
             estimate._seen.counts.sum().item()
@@ -449,11 +444,15 @@ class TestValidation:
         assert [record.epoch for record in callback.history] == [1, 3]
 
     def test_sampler_follows_within_the_epoch(self):
-        module = WithValidation()
+        module, data = WithValidation(), Toy()
         callback = fit(module, estimate="validation", validation=held_out(), val_check_interval=4, epochs=1)
-        first, second = callback.history[0], callback.history[1]
-        assert not torch.equal(first.shares_before, first.shares_after)
-        assert torch.equal(first.shares_after, second.shares_before)
+        sampler = FairSampler(data.targets, data.group, 20, drop_last=False)
+        stream, expected = sampler.batches(), []
+        for record in callback.history:
+            assert not torch.equal(record.shares_before, record.shares_after)
+            expected += [next(stream) for _ in range(4)]
+            sampler.shares = record.shares_after
+        assert [samples for mode, samples, _ in module.epochs()[0] if mode] == expected
 
     def test_part_of_the_validation_set(self):
         module, dataset = WithValidation(), Toy(130, seed=5)
@@ -529,6 +528,7 @@ class TestValidation:
             ({"estimate": ValidationEstimate(groups=["x"] * 130)}, "130 of the 130 validation samples are left out"),
             ({"validation": [held_out(), held_out()]}, r"got 2. Name it by its position"),
             ({"estimate": ValidationEstimate(loader=3)}, "from 0 to 0.*but got 3"),
+            ({"estimate": ValidationEstimate(loader="val")}, "from 0 to 0.*but got 'val'"),
             ({"estimate": ValidationEstimate(groups="nothing")}, "looks for labels and groups in the validation set"),
             ({"fairbatch": {"update_every": 3}}, "val_check_interval"),
         ],
