@@ -14,14 +14,17 @@ from fairbatch_lightning.controller import Alpha
 from fairbatch_lightning.criteria import Compare, Criterion
 from fairbatch_lightning.estimate import Estimate
 from fairbatch_lightning.groups import GroupIndex
-from fairbatch_lightning.history import UpdateRecord
+from fairbatch_lightning.history import UpdateRecord, over_time, shares_by_name
+from fairbatch_lightning.logs import log_at_once, log_figure
 from fairbatch_lightning.losses import PerSampleLoss
+from fairbatch_lightning.plots import shares_figure
 from fairbatch_lightning.settings import Settings
 from fairbatch_lightning.training import FairTraining
 from fairbatch_lightning.validation import Validating
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+    from matplotlib.figure import Figure
 
 
 class FairBatch(AnyCallback):
@@ -35,8 +38,8 @@ class FairBatch(AnyCallback):
     (label, group) pair, is known from its batches (see `estimate`), and the cells' shares in the next ones shift by
     `alpha` towards the groups that are worse off, for the label where the groups differ most.
 
-    Logged: `fairbatch/gap_max` (also on the progress bar), `fairbatch/loss/<label>/<group>` and
-    `fairbatch/share/<label>/<group>`.
+    Logged: `fairbatch/gap_max` (also on the progress bar), `fairbatch/gap/<label>`, `fairbatch/loss/<label>/<group>`
+    and `fairbatch/share/<label>/<group>`. In TensorBoard a picture of them appears at the end.
 
     Args:
         criterion: "equal_opportunity", "equalized_odds", "demographic_parity", or a criterion object.
@@ -124,6 +127,12 @@ class FairBatch(AnyCallback):
         """The cell of every training sample and the names of the cells; None before the training data is known."""
         return None if self._training is None else self._training.index
 
+    def plot(self) -> Figure:
+        """Draw the cells' shares and losses and the gaps over the updates. `.savefig("fairbatch.png")` saves it."""
+        if self._training is None or not self._training.history:
+            raise ValueError("Expected FairBatch to have trained for at least one update, but there is none to draw.")
+        return shares_figure(over_time(self._training.history, self._training.index))
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Watch for the logits, and stand in the way of the train DataLoader: Lightning asks for it next."""
         if stage != "fit":
@@ -143,12 +152,14 @@ class FairBatch(AnyCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make up for an update that the interrupted run did not get to."""
-        if validating := self._validating(trainer):
-            self._check_validation(trainer, validating)
-        elif self._training is not None and self._training.updates_after_epochs:
-            epoch = self._training.missed_epoch()
-            if epoch is not None:
-                self._log_at_once(self._training.update(epoch), trainer, self._training.index)
+        if self._training is None:
+            return
+        if not self._training.history:
+            log_at_once(trainer, shares_by_name(self._training.controller.shares, self._training.index))
+        if self._training.validating:
+            self._training.check_validation()
+        elif self._training.updates_after_epochs and (epoch := self._training.missed_epoch()) is not None:
+            log_at_once(trainer, self._training.update(epoch).log_values(self._training.index))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Watch for the logits."""
@@ -163,7 +174,9 @@ class FairBatch(AnyCallback):
             self._training.after_batch(outputs)
             every = self._settings.update_every
             if every != "epoch" and (trainer.fit_loop.total_batch_idx + 1) % int(every) == 0:
-                self._log_at_once(self._training.update(), trainer, self._training.index)
+                record = self._training.update()
+                log_at_once(trainer, record.log_values(self._training.index))
+                self.log("fairbatch/gap_max", record.gap_max, prog_bar=True, logger=False, batch_size=1)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Update the shares; the next epoch's batches follow them."""
@@ -194,6 +207,11 @@ class FairBatch(AnyCallback):
         if self._training is not None and self._validating(trainer):
             self._update_and_log(self._training)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show in TensorBoard what happened."""
+        if self.history:
+            log_figure(trainer, "fairbatch", self.plot)
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave no trace in the user's objects."""
         self._detach()
@@ -220,25 +238,10 @@ class FairBatch(AnyCallback):
             return None
         return self._training.validating
 
-    def _check_validation(self, trainer: Trainer, validating: Validating) -> None:
-        if not trainer.enable_validation:
-            raise ValueError(
-                'FairBatch(estimate="validation") needs a validation loop: a validation DataLoader, a `validation_step`'
-                " and limit_val_batches above 0."
-            )
-        validating.estimate.check(validating.run)
-        epoch = None if self._training is None else self._training.missed_epoch()
-        if epoch is not None and (epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0:
-            warn(
-                f"The checkpoint was saved after the last batch of epoch {epoch} but before the validation that"
-                " follows it, which Lightning does not make up for: the update of the shares after it is left out."
-                " Save checkpoints after the validation to resume exactly."
-            )
-
     def _update_and_log(self, training: FairTraining) -> None:
-        record = training.update()
-        self.log("fairbatch/gap_max", record.gap_max, prog_bar=True, batch_size=1, sync_dist=True)
-        self.log_dict(record.log_values(training.index), batch_size=1, sync_dist=True)
+        values = training.update().log_values(training.index)
+        self.log("fairbatch/gap_max", values.pop("fairbatch/gap_max"), prog_bar=True, batch_size=1, sync_dist=True)
+        self.log_dict(values, batch_size=1, sync_dist=True)
 
     def _watch_logits(self, pl_module: LightningModule) -> LogitsCapture | None:
         """Add a hook to the module that computes the logits; a submodule may be built only later in the fit."""
@@ -263,14 +266,6 @@ class FairBatch(AnyCallback):
             if self._restored is not None:
                 self._training.load_state_dict(self._restored)
         return self._training.fair_loader()
-
-    def _log_at_once(self, record: UpdateRecord, trainer: Trainer, index: GroupIndex) -> None:
-        """Log an update that does not come at the end of an epoch; `log` would drop most of those."""
-        values = {"fairbatch/gap_max": record.gap_max, **record.log_values(index)}
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
-        if self._settings.update_every != "epoch":
-            self.log("fairbatch/gap_max", record.gap_max, prog_bar=True, logger=False, batch_size=1)
 
     def _check_alone(self, trainer: Trainer) -> None:
         if sum(isinstance(callback, FairBatch) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]

@@ -2,25 +2,29 @@
 
 The faces are drawn by code. Their heads have three shapes; most round ones smile, most square ones do not, and mouths
 are often hard to read. A plainly trained model leans on the shape of the head: it misses the smiles of square heads,
-and sees smiles on round heads that do not. The test set is drawn in the same way.
+and sees smiles on round heads that do not. Validation and test sets are drawn in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
+from fairbatch_lightning.audit import Audit
 from fairbatch_lightning.callback import FairBatch
-from fairbatch_lightning.disparities import equalized_odds_disparity, group_confusion
+from fairbatch_lightning.csv_logs import find_logs, read_run
+from fairbatch_lightning.disparities import equal_opportunity_rates
+from fairbatch_lightning.monitor import FairnessMonitor
+from fairbatch_lightning.report import write_report
 
 HEADS = {"round": (2, 0.75, 0.75), "long": (2, 0.55, 0.9), "square": (8, 0.7, 0.7)}  # order of the norm, half axes
 SMILING = {"round": 0.85, "long": 0.5, "square": 0.15}
@@ -30,22 +34,29 @@ LABELS = ("neutral", "smiling")
 class Faces(Dataset[tuple[Tensor, int]]):
     """Faces `(3, 32, 32)` that smile or not; `targets` and `head` are known without looking at them.
 
-    Every look at a face draws it anew, at another place and in other colours: that is the augmentation.
+    Args:
+        num_faces: How many.
+        seed: Decides what they look like.
+        still: Draw every face once. Otherwise every look at a face draws it anew, at another place and in other
+            colours: that is the augmentation.
     """
 
     classes = LABELS
 
-    def __init__(self, num_faces: int, seed: int) -> None:
+    def __init__(self, num_faces: int, seed: int, *, still: bool = False) -> None:
         random = np.random.default_rng(seed)
         self.head: list[str] = random.choice(list(HEADS), num_faces).tolist()
         smiling = random.random(num_faces) < np.array([SMILING[head] for head in self.head])
         self.targets: list[int] = smiling.astype(int).tolist()
         self._curvature = np.where(smiling, 1.0, -1.0) + random.normal(0, 1.0, num_faces)
+        self._images = self.draw(slice(None), seed) if still else None
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if self._images is not None:
+            return self._images[index], self.targets[index]
         seed = int(torch.randint(2**31, ()))
         return self.draw(slice(index, index + 1), seed)[0], self.targets[index]
 
@@ -97,6 +108,13 @@ class Classifier(pl.LightningModule):
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the accuracy."""
+        images, labels = batch
+        self.log("accuracy", (self(images).argmax(1) == labels).float().mean())
+
+    test_step = validation_step
+
     def configure_optimizers(self) -> Any:
         """Return AdamW with one cycle of the learning rate."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3, weight_decay=0.05)
@@ -105,63 +123,53 @@ class Classifier(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-@dataclass(frozen=True)
-class Audit:
-    """How a model does on the test set."""
-
-    accuracy: float
-    disparity: float
-    errors: Tensor
-
-    @classmethod
-    @torch.no_grad()
-    def of(cls, model: Classifier, faces: Faces) -> Audit:
-        """Measure accuracy, equalized odds disparity, and the error rate of every cell `(Y, Z)`."""
-        model.eval()
-        predictions = torch.cat(
-            [model(images).argmax(1) for images in torch.split(faces.draw(slice(None), seed=0), 256)]
-        )
-        labels = torch.tensor(faces.targets)
-        groups = torch.tensor([list(HEADS).index(head) for head in faces.head])
-        confusion = group_confusion(predictions, labels, groups, len(LABELS), len(HEADS))
-        right = confusion.diagonal(dim1=1, dim2=2).T / confusion.sum(2).T
-        accuracy = (predictions == labels).double().mean()
-        return cls(float(accuracy), float(equalized_odds_disparity(confusion)), 1 - right)
-
-
-def train(faces: Faces, callbacks: list[pl.Callback], epochs: int, seed: int) -> Classifier:
-    """Train one model; the callbacks are all that differs."""
+def train(log: Path, callbacks: list[pl.Callback], epochs: int, num_faces: int, seed: int) -> Audit:
+    """Train and test one model, with a log; the callbacks are all that differs."""
+    faces = Faces(num_faces, seed)
+    held_out = [DataLoader(Faces(n, seed + 1 + k, still=True), batch_size=250) for k, n in enumerate((3000, 500))]
     pl.seed_everything(seed, verbose=False)
-    model = Classifier()
+    model, monitor = Classifier(), FairnessMonitor(groups="head")
     trainer = pl.Trainer(
-        max_epochs=epochs, callbacks=callbacks, logger=False, enable_checkpointing=False, enable_model_summary=False
+        max_epochs=epochs,
+        callbacks=[*callbacks, monitor],
+        logger=CSVLogger(log.parent, name="", version=log.name),
+        log_every_n_steps=10,
+        enable_checkpointing=False,
+        enable_model_summary=False,
     )
-    trainer.fit(model, DataLoader(faces, batch_size=100, shuffle=True))
-    return model
+    trainer.fit(model, DataLoader(faces, batch_size=100, shuffle=True), held_out[1])
+    trainer.test(model, held_out[0], verbose=False)
+    return monitor.audits["test"]
 
 
-def report(plain: Audit, fair: Audit) -> str:
+def train_fairly(log: Path, epochs: int, num_faces: int, alpha: float, threshold: float, seed: int) -> Audit:
+    """Train and test one model with the one line."""
+    fairbatch = FairBatch("equalized_odds", groups="head", alpha=alpha, threshold=threshold, seed=seed)
+    return train(log, [fairbatch], epochs, num_faces, seed)
+
+
+def comparison(plain: Audit, fair: Audit) -> str:
     """Return the before/after table."""
-    rows = [("accuracy", plain.accuracy, fair.accuracy), ("equalized odds disparity", plain.disparity, fair.disparity)]
+    before, after = plain.values(), fair.values()
+    rows = [(name.replace("_", " "), before[name], after[name]) for name in ("accuracy", "worst_group_accuracy")]
+    rows.append(("equalized odds disparity", before["equalized_odds"], after["equalized_odds"]))
+    wrong = [1 - equal_opportunity_rates(audit.confusion, None).by_group for audit in (plain, fair)]
     for y, label in enumerate(LABELS):
-        for z, head in enumerate(HEADS):
-            rows.append((f"error of {label}, {head} heads", float(plain.errors[y, z]), float(fair.errors[y, z])))
+        for z, head in enumerate(plain.group_names):
+            rows.append((f"error of {label}, {head} heads", float(wrong[0][z, y]), float(wrong[1][z, y])))
     lines = [f"{'on the test set':<32}{'plain':>8}{'FairBatch':>12}"]
-    lines += [f"{name:<32}{before:>8.3f}{after:>12.3f}" for name, before, after in rows]
+    lines += [f"{name:<32}{first:>8.3f}{second:>12.3f}" for name, first, second in rows]
     return "\n".join(lines)
 
 
-def run(epochs: int, num_faces: int, alpha: float, seed: int, output: Path) -> tuple[Audit, Audit]:
-    """Train without and with FairBatch, print the table, and save the picture."""
-    from fairbatch_lightning.plots import plot_history
-
-    train_faces, test_faces = Faces(num_faces, seed), Faces(3000, seed + 1)
+def run(epochs: int, num_faces: int, alpha: float, threshold: float, seed: int, output: Path) -> tuple[Audit, Audit]:
+    """Train without and with FairBatch, print the table, and write the report."""
     print(f"1/2 Plain training on {num_faces} drawn faces")
-    plain = Audit.of(train(train_faces, [], epochs, seed), test_faces)
+    plain = train(output / "plain", [], epochs, num_faces, seed)
     print('2/2 The same with FairBatch("equalized_odds", groups="head")')
-    fairbatch = FairBatch("equalized_odds", groups="head", alpha=alpha, seed=seed)
-    fair = Audit.of(train(train_faces, [fairbatch], epochs, seed), test_faces)
-    print("\n" + report(plain, fair))
-    plot_history(fairbatch, output)
-    print(f"\nShares, losses and gaps over the epochs: {output}")
+    fair = train_fairly(output / "fairbatch", epochs, num_faces, alpha, threshold, seed)
+    print("\n" + comparison(plain, fair))
+    logs = find_logs([output / "plain", output / "fairbatch"])
+    page = write_report([read_run(name, path) for name, path in logs.items()], output)
+    print(f"\nPictures of both runs: {page}")
     return plain, fair

@@ -1,13 +1,29 @@
 """How unfair predictions are: the disparities of the paper's section 4, from counts of predictions.
 
-All take the `(Z, Y, Y)` counts of groups, labels and predictions that `group_confusion` returns. Where a cell has no
-sample its rate is undefined: it is left out of the maximum, never counted as 0.
+All take the `(Z, Y, Y)` counts of groups, labels and predictions that `group_confusion` returns, or a batch of them
+`(..., Z, Y, Y)`. As "difference" they say how far the group that is furthest from everybody's rate is away from it: 0
+is fair. As "ratio" they divide the smallest group's rate by the largest: 1 is fair, and less than 0.8 is what the
+four-fifths rule objects to.
+
+Where a cell has no sample its rate is undefined: it is left out, never counted as 0. Where fewer than two groups are
+left there is nothing to compare, and the result is NaN.
 """
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple, TypeAlias
+
 import torch
 from torch import Tensor
+
+Form: TypeAlias = Literal["difference", "ratio"]
+
+
+class Rates(NamedTuple):
+    """Rates that should be equal between groups: each group's `(..., Z, K)`, and everybody's `(..., K)`."""
+
+    by_group: Tensor
+    overall: Tensor
 
 
 def group_confusion(predictions: Tensor, labels: Tensor, groups: Tensor, num_labels: int, num_groups: int) -> Tensor:
@@ -25,31 +41,111 @@ def group_confusion(predictions: Tensor, labels: Tensor, groups: Tensor, num_lab
     return torch.bincount(flat, minlength=num_groups * num_labels * num_labels).view(shape)
 
 
-def equal_opportunity_disparity(confusion: Tensor, positive: int = 1) -> Tensor:
-    """Return `max over z of |P(yhat=1 | z, y=1) - P(yhat=1 | y=1)|`."""
-    return _largest(_label_deviations(confusion)[:, positive, positive])
+def equal_opportunity_disparity(confusion: Tensor, positive: int | None = 1, form: Form = "difference") -> Tensor:
+    """Return `max over z of |P(yhat=1 | z, y=1) - P(yhat=1 | y=1)|`, or the ratio between groups of that rate.
+
+    With `positive=None` every label is the positive one in turn, and the worst counts.
+    """
+    return disparity(equal_opportunity_rates(confusion, positive), form)
 
 
-def equalized_odds_disparity(confusion: Tensor) -> Tensor:
-    """Return `max over z, y, yhat of |P(yhat | z, y) - P(yhat | y)|`."""
-    return _largest(_label_deviations(confusion))
+def equalized_odds_disparity(confusion: Tensor, positive: int | None = None, form: Form = "difference") -> Tensor:
+    """Return `max over z, y, yhat of |P(yhat | z, y) - P(yhat | y)|`, or the smallest ratio between groups of a rate.
+
+    With a number as `positive`, only predictions of this label are looked at. With two labels the difference stays the
+    same, and the ratio is that of true and false positive rates.
+    """
+    return disparity(equalized_odds_rates(confusion, positive), form)
 
 
-def demographic_parity_disparity(confusion: Tensor, positive: int | None = None) -> Tensor:
-    """Return `max over z of |P(yhat=1 | z) - P(yhat=1)|`; over all predicted labels if `positive` is None."""
-    by_group = confusion.sum(1).double()
-    overall = by_group.sum(0)
-    deviations = by_group / by_group.sum(1, keepdim=True) - overall / overall.sum()
-    return _largest(deviations if positive is None else deviations[:, positive])
+def demographic_parity_disparity(confusion: Tensor, positive: int | None = None, form: Form = "difference") -> Tensor:
+    """Return `max over z of |P(yhat=1 | z) - P(yhat=1)|`, or the ratio between groups of that rate.
+
+    With `positive=None` every label is the positive one in turn, and the worst counts: with two labels the difference
+    stays the same.
+    """
+    return disparity(demographic_parity_rates(confusion, positive), form)
 
 
-def _label_deviations(confusion: Tensor) -> Tensor:
-    """Return `P(yhat | z, y) - P(yhat | y)` as `(Z, Y, Y)`, NaN where a cell has no sample."""
-    confusion = confusion.double()
-    overall = confusion.sum(0)
-    return confusion / confusion.sum(2, keepdim=True) - overall / overall.sum(1, keepdim=True)
+def accuracy_disparity(confusion: Tensor, form: Form = "difference") -> Tensor:
+    """Return `max over z of |P(yhat=y | z) - P(yhat=y)|`, or the ratio between groups of the accuracies."""
+    return disparity(accuracy_rates(confusion), form)
 
 
-def _largest(deviations: Tensor) -> Tensor:
-    known = deviations[~deviations.isnan()].abs()
-    return known.max() if len(known) else deviations.new_tensor(torch.nan)
+def group_accuracy(confusion: Tensor) -> Tensor:
+    """Return the part of each group's samples that are predicted right, `(..., Z)`; NaN for groups without samples."""
+    return accuracy_rates(confusion).by_group.squeeze(-1)
+
+
+def worst_group_accuracy(confusion: Tensor) -> Tensor:
+    """Return the smallest of the groups' accuracies."""
+    return _extreme(group_accuracy(confusion), -1, largest=False)
+
+
+def accuracy(confusion: Tensor) -> Tensor:
+    """Return the part of all samples that are predicted right."""
+    return accuracy_rates(confusion).overall.squeeze(-1)
+
+
+def equal_opportunity_rates(confusion: Tensor, positive: int | None) -> Rates:
+    """Return `P(yhat=y | z, y)` for the positive label, or for every one."""
+    by_group, overall = (rates.diagonal(dim1=-2, dim2=-1) for rates in _rates_within_labels(confusion))
+    return Rates(_only(by_group, positive), _only(overall, positive))
+
+
+def equalized_odds_rates(confusion: Tensor, positive: int | None) -> Rates:
+    """Return `P(yhat | z, y)` for all labels y, and predictions of the positive label or of every one."""
+    by_group, overall = _rates_within_labels(confusion)
+    return Rates(_only(by_group, positive).flatten(-2), _only(overall, positive).flatten(-2))
+
+
+def demographic_parity_rates(confusion: Tensor, positive: int | None) -> Rates:
+    """Return `P(yhat | z)` for predictions of the positive label, or of every one."""
+    predicted = _floating(confusion).sum(-2)
+    total = predicted.sum(-2)
+    by_group, overall = predicted / predicted.sum(-1, keepdim=True), total / total.sum(-1, keepdim=True)
+    return Rates(_only(by_group, positive), _only(overall, positive))
+
+
+def accuracy_rates(confusion: Tensor) -> Rates:
+    """Return `P(yhat=y | z)`."""
+    confusion = _floating(confusion)
+    right, all_ = confusion.diagonal(dim1=-2, dim2=-1).sum(-1), confusion.sum((-2, -1))
+    return Rates((right / all_).unsqueeze(-1), (right.sum(-1) / all_.sum(-1)).unsqueeze(-1))
+
+
+def disparity(rates: Rates, form: Form) -> Tensor:
+    """Return how unequal rates are between groups: the worst of the K."""
+    by_group, overall = rates
+    if form == "difference":
+        unequal = _extreme((by_group - overall.unsqueeze(-2)).abs(), -2, largest=True)
+    elif form == "ratio":
+        unequal = _extreme(by_group, -2, largest=False) / _extreme(by_group, -2, largest=True)
+    else:
+        raise ValueError(f'Expected argument `form` to be "difference" or "ratio" but got {form!r}.')
+    comparable = (~by_group.isnan()).sum(-2) > 1
+    return _extreme(torch.where(comparable, unequal, torch.nan), -1, largest=form == "difference")
+
+
+def _floating(confusion: Tensor) -> Tensor:
+    return confusion.to(torch.float32 if confusion.device.type == "mps" else torch.float64)
+
+
+def _rates_within_labels(confusion: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `P(yhat | z, y)` as `(..., Z, Y, Y)` and `P(yhat | y)` as `(..., Y, Y)`, NaN where there is no sample."""
+    confusion = _floating(confusion)
+    overall = confusion.sum(-3)
+    return confusion / confusion.sum(-1, keepdim=True), overall / overall.sum(-1, keepdim=True)
+
+
+def _only(rates: Tensor, positive: int | None) -> Tensor:
+    """Return the rates of one label, the last dimension, which is kept; None for all."""
+    return rates if positive is None else rates[..., positive].unsqueeze(-1)
+
+
+def _extreme(values: Tensor, dim: int, *, largest: bool) -> Tensor:
+    """Return the largest or smallest of the values that are not NaN; NaN if there is none."""
+    none = -torch.inf if largest else torch.inf
+    known = torch.where(values.isnan(), none, values)
+    found = known.amax(dim) if largest else known.amin(dim)
+    return torch.where(found == none, torch.nan, found)

@@ -174,12 +174,12 @@ def _training_step(run: TrainingRun, batch: Any, number: int) -> tuple[Callable[
     return step, trainer.fit_loop.epoch_loop._build_kwargs(OrderedDict(), batch, number).values()
 
 
-def no_logits(batch_size: int, step: str = "training_step") -> str:
+def no_logits(batch_size: int, step: str = "training_step", callback: str = "FairBatch") -> str:
     """Return what to tell the user when the logits of a batch are not to be found."""
     return (
-        f"FairBatch found no logits for a batch of {batch_size} samples: `{step}` did not call `self(x)`, or the"
+        f"{callback} found no logits for a batch of {batch_size} samples: `{step}` did not call `self(x)`, or the"
         " output of that is not a tensor, mapping or object with `logits` of that many rows. Either name the submodule"
-        f' that computes them, FairBatch(logits="net"), or return {{"loss": loss, "logits": logits}} from `{step}`.'
+        f' that computes them, {callback}(logits="net"), or return {{"loss": loss, "logits": logits}} from `{step}`.'
     )
 
 

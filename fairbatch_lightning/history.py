@@ -1,13 +1,17 @@
-"""What happened in one update of the shares."""
+"""What happened in the updates of the shares."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fairbatch_lightning.groups import GroupIndex
+from fairbatch_lightning.logs import log_name
+from fairbatch_lightning.plots import SharesOverTime
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,34 @@ class UpdateRecord:
         return float(known.max()) if len(known) else float("nan")
 
     def log_values(self, index: GroupIndex) -> dict[str, float]:
-        """Return losses and new shares by stable names, for loggers."""
-        values = {}
+        """Return losses, new shares and gaps by stable names, for loggers."""
+        values = {"fairbatch/gap_max": self.gap_max, **shares_by_name(self.shares_after, index)}
         for label, group in (index.counts > 0).nonzero().tolist():
-            cell = f"{index.label_names[label]}/{index.group_names[group]}"
-            values[f"fairbatch/loss/{cell}"] = float(self.losses[label, group])
-            values[f"fairbatch/share/{cell}"] = float(self.shares_after[label, group])
+            name = log_name("fairbatch", "loss", index.label_names[label], index.group_names[group])
+            values[name] = float(self.losses[label, group])
+        for label in (~self.gaps.isnan()).nonzero().flatten().tolist():
+            values[log_name("fairbatch", "gap", index.label_names[label])] = float(self.gaps[label])
         return values
 
     def state_dict(self) -> dict[str, Any]:
         """Return the record as plain numbers and tensors, for checkpoints."""
         return asdict(self)
+
+
+def shares_by_name(shares: Tensor, index: GroupIndex) -> dict[str, float]:
+    """Return the `(Y, Z)` shares of the cells that have samples, by stable names, for loggers."""
+    return {
+        log_name("fairbatch", "share", index.label_names[label], index.group_names[group]): float(shares[label, group])
+        for label, group in (index.counts > 0).nonzero().tolist()
+    }
+
+
+def over_time(history: Sequence[UpdateRecord], index: GroupIndex) -> SharesOverTime:
+    """Return a history as pictures need it."""
+    return SharesOverTime(
+        index.label_names,
+        index.group_names,
+        shares=torch.stack([history[0].shares_before, *(record.shares_after for record in history)]),
+        losses=torch.stack([record.losses for record in history]),
+        gaps=torch.stack([record.gaps for record in history]),
+    )

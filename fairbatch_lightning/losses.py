@@ -42,8 +42,22 @@ def error(logits: Tensor, labels: Tensor) -> Tensor:
     >>> error(torch.tensor([2.0, -1.0, 3.0]), torch.tensor([1, 1, 0]))
     tensor([0., 1., 1.])
     """
-    predictions = (logits.flatten() > 0).long() if _is_binary(logits) else logits.argmax(1)
-    return (predictions != labels).to(logits.dtype)
+    return (predicted(logits) != labels).to(logits.dtype)
+
+
+def predicted(logits: Tensor) -> Tensor:
+    """Return the class that the logits speak for, `(B,)`."""
+    return (logits.flatten() > 0).long() if _is_binary(logits) else logits.argmax(1)
+
+
+def num_classes(logits: Tensor) -> int:
+    """Return how many classes logits of shape `(B,)`, `(B, 1)` or `(B, C)` tell apart."""
+    if logits.ndim not in (1, 2):
+        raise ValueError(
+            "Expected the model to give one prediction per sample, as logits of shape (B,), (B, 1) or (B, C), but"
+            f" got {tuple(logits.shape)}."
+        )
+    return 2 if _is_binary(logits) else logits.shape[1]
 
 
 def resolve_loss(loss: PerSampleLoss | str | None) -> PerSampleLoss:
@@ -74,12 +88,7 @@ class SampleLoss:
 
     def __call__(self, logits: Tensor, cells: Tensor) -> Tensor:
         """Return the losses `(B,)` of samples with the given logits and cells' numbers `(B,)`."""
-        if logits.ndim not in (1, 2):
-            raise ValueError(
-                "Expected the model to give one prediction per sample, as logits of shape (B,), (B, 1) or (B, C), but"
-                f" got {tuple(logits.shape)}."
-            )
-        known = 2 if _is_binary(logits) else logits.shape[1], logits.device
+        known = num_classes(logits), logits.device
         if known not in self._classes:
             self._classes[known] = self._classes_of_cells(known[0]).to(logits.device)
         losses = self._loss(logits, self._classes[known][cells.to(logits.device)])
@@ -91,24 +100,25 @@ class SampleLoss:
             )
         return losses
 
-    def _classes_of_cells(self, num_classes: int) -> Tensor:
+    def _classes_of_cells(self, number: int) -> Tensor:
         """Return the class number that each cell's samples are measured against, `(Y * Z,)`."""
-        classes = self._classes_of_labels(num_classes)
+        classes = classes_of_labels(self._index, number)
         if self._target is not None:
             classes = classes[self._target].expand_as(classes)
         return classes.repeat_interleave(self._index.shape[1])
 
-    def _classes_of_labels(self, num_classes: int) -> Tensor:
-        """Return the class number that the model uses for each row: the label itself where it can be, else its rank."""
-        values = self._index.label_values
-        if all(isinstance(value, int) and 0 <= value < num_classes for value in values):
-            return torch.tensor(values)
-        if len(values) > num_classes:
-            raise ValueError(
-                f"Expected the model to have an output for each of the {len(values)} labels"
-                f" {list(self._index.label_names)} but its logits have {num_classes}."
-            )
-        return torch.arange(len(values))
+
+def classes_of_labels(index: GroupIndex, number: int) -> Tensor:
+    """Return which of the model's classes each label is, `(Y,)`: the label itself where it can be, else its rank."""
+    values = index.label_values
+    if all(isinstance(value, int) and 0 <= value < number for value in values):
+        return torch.tensor(values)
+    if len(values) > number:
+        raise ValueError(
+            f"Expected the model to have an output for each of the {len(values)} labels {list(index.label_names)} but"
+            f" its logits have {number}."
+        )
+    return torch.arange(len(values))
 
 
 def _is_binary(logits: Tensor) -> bool:

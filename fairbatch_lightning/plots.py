@@ -1,65 +1,252 @@
-"""Pictures of what FairBatch did. Needs matplotlib, which is imported only here."""
+"""Pictures, from plain numbers and names. Needs matplotlib, which is imported only here.
+
+Lines differ in colour (Okabe and Ito's, which the colour-blind can tell apart), in style and in marker, and confusion
+matrices in lightness, so that all of them can be read in greyscale.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
-    from fairbatch_lightning.callback import FairBatch
+    from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; line styles do the same in greyscale.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-def plot_history(fairbatch: FairBatch, path: str | Path) -> None:
-    """Save a picture of the shares and losses of every cell and of the largest gap over the updates.
+@dataclass(frozen=True)
+class SharesOverTime:
+    """What FairBatch did in T updates.
 
     Args:
-        fairbatch: The callback, after training.
-        path: Where to save it; the ending decides the format.
+        label_names: The labels, Y of them.
+        group_names: The groups, Z of them.
+        shares: At the start and after every update, `(T + 1, Y, Z)`; NaN where they are not known.
+        losses: The cells' losses that the updates saw, `(T, Y, Z)`.
+        gaps: How unequal the labels' groups were, `(T, Y)`; NaN for labels that were not compared.
     """
-    index, history = fairbatch.index, fairbatch.history
-    if index is None or not history:
-        raise ValueError("Expected a FairBatch callback that has trained for at least one update.")
+
+    label_names: Sequence[str]
+    group_names: Sequence[str]
+    shares: Tensor
+    losses: Tensor
+    gaps: Tensor
+
+
+def shares_figure(over_time: SharesOverTime) -> Figure:
+    """Draw the share and loss of every cell and the gap of every label over the updates."""
+    labels, groups = over_time.label_names, over_time.group_names
+    figure, rows = _panels(len(labels), bands=3)
+    for label, name in enumerate(labels):
+        panel = rows[0][label]
+        _draw_lines(panel, _named(groups, over_time.shares[:, label]), first=0)
+        panel.set(title=f"shares of label {name}", ylabel="part of the label's draws", ylim=(0, None))
+        panel = rows[1][label]
+        _draw_lines(panel, _named(groups, over_time.losses[:, label]), first=1)
+        panel.set(title=f"losses of label {name}", ylabel="mean loss", ylim=(0, None))
+    gaps, legend = rows[2][0], rows[2][1]
+    _draw_lines(gaps, _named([f"label {name}" for name in labels], over_time.gaps), first=1)
+    gaps.set(title="gap between groups", ylabel="difference of loss", ylim=(0, None))
+    gaps.legend(frameon=False)
+    _legend(legend, rows[0][0], "group")
+    _finish(rows, xlabel="update")
+    return figure
+
+
+def fairness_figure(
+    times: Sequence[float],
+    values: Mapping[str, Sequence[float]],
+    by_group: Mapping[str, Sequence[float]],
+    xlabel: str = "epoch",
+) -> Figure:
+    """Draw accuracies and disparities over time.
+
+    Args:
+        times: When they were measured.
+        values: Accuracies and disparities by name; those named "...accuracy" go to one panel, the others to another.
+        by_group: The accuracy of every group, by the group's name.
+        xlabel: What the times are.
+    """
+    figure, rows = _panels(3, bands=1)
+    accuracies = {name: line for name, line in values.items() if name.endswith("accuracy")}
+    for panel, title, lines in (
+        (rows[0][0], "accuracy", accuracies),
+        (rows[0][1], "disparity (0 is fair)", {name: line for name, line in values.items() if name not in accuracies}),
+        (rows[0][2], "accuracy by group", by_group),
+    ):
+        _draw_lines(panel, {name.replace("_", " "): line for name, line in lines.items()}, places=times)
+        panel.set(title=title)
+        panel.legend(frameon=False, fontsize="small")
+    rows[0][1].set(ylim=(0, None))
+    _finish(rows, xlabel=xlabel)
+    return figure
+
+
+def confusion_figure(
+    confusion: Tensor, label_names: Sequence[str] | None = None, group_names: Sequence[str] | None = None
+) -> Figure:
+    """Draw one confusion matrix per group: the part of each label's samples with each prediction, and their number.
+
+    Args:
+        confusion: The counts of groups, labels and predictions, `(Z, Y, Y)`.
+        label_names: The labels; default: their numbers.
+        group_names: The groups; default: their numbers.
+    """
+    confusion = confusion.cpu()
+    labels = list(map(str, range(confusion.shape[1]))) if label_names is None else list(label_names)
+    groups = list(map(str, range(len(confusion)))) if group_names is None else list(group_names)
+    figure, rows = _panels(len(groups), bands=1, panel_size=max(2.6, 0.6 * len(labels)))
+    rates = confusion / confusion.sum(2, keepdim=True)
+    for group, (panel, name) in enumerate(zip(rows[0], groups, strict=False)):
+        panel.imshow(rates[group].nan_to_num(0).numpy(), vmin=0, vmax=1, cmap="Blues")
+        if len(labels) <= 12:
+            _write_counts(panel, rates[group], confusion[group])
+        panel.set(title=f"{name} ({int(confusion[group].sum())})", xlabel="predicted", ylabel="label")
+        panel.set_xticks(range(len(labels)), labels, rotation=90 if max(map(len, labels)) > 8 else 0)
+        panel.set_yticks(range(len(labels)), labels)
+    for panel in rows[0][len(groups) :]:
+        panel.axis("off")
+    return figure
+
+
+@dataclass(frozen=True)
+class TradeOffPoint:
+    """How one training run came out.
+
+    Args:
+        name: What to write next to it.
+        accuracy: Higher is better.
+        disparity: Lower is fairer.
+        series: Points of the same series look the same.
+        disparity_interval: The ends of its confidence interval, if known.
+        accuracy_interval: The ends of its confidence interval, if known.
+    """
+
+    name: str
+    accuracy: float
+    disparity: float
+    series: str = ""
+    disparity_interval: tuple[float, float] | None = None
+    accuracy_interval: tuple[float, float] | None = None
+
+
+def pareto_front(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
+    """Return the points that no other beats in both accuracy and disparity, by rising disparity.
+
+    >>> points = [TradeOffPoint("a", 0.9, 0.2), TradeOffPoint("b", 0.8, 0.1), TradeOffPoint("c", 0.7, 0.15)]
+    >>> [point.name for point in pareto_front(points)]
+    ['b', 'a']
+    """
+    front: list[TradeOffPoint] = []
+    for point in sorted(points, key=lambda point: (point.disparity, -point.accuracy)):
+        if not front or point.accuracy > front[-1].accuracy:
+            front.append(point)
+    return front
+
+
+def tradeoff_figure(points: Sequence[TradeOffPoint], criterion: str) -> Figure:
+    """Draw accuracy against disparity, with a line along the Pareto front."""
     from matplotlib.figure import Figure
 
-    num_labels = index.shape[0]
-    figure = Figure(figsize=(4.2 * (num_labels + 1), 6.4), layout="constrained")
-    panels = figure.subplots(2, num_labels + 1, squeeze=False)
-    shares = torch.stack([history[0].shares_before, *(record.shares_after for record in history)])
-    losses = torch.stack([record.losses for record in history])
-    for label, name in enumerate(index.label_names):
-        _draw_cells(panels[0][label], shares[:, label], index.group_names, first=0)
-        panels[0][label].set(title=f"label {name}", ylabel="share of the label's draws", ylim=(0, None))
-        _draw_cells(panels[1][label], losses[:, label], index.group_names, first=1)
-        panels[1][label].set(ylabel="mean loss", xlabel="update", ylim=(0, None))
-    _draw_gaps(panels[0][-1], torch.stack([record.gaps for record in history]), index.label_names)
-    panels[1][-1].axis("off")
-    panels[1][-1].legend(*panels[0][0].get_legend_handles_labels(), title="group", loc="upper left", frameon=False)
-    figure.savefig(path, dpi=150)
+    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
+    panel = figure.subplots()
+    known = [point for point in points if math.isfinite(point.accuracy) and math.isfinite(point.disparity)]
+    front = pareto_front(known)
+    panel.plot(
+        [p.disparity for p in front], [p.accuracy for p in front], "-", color="0.6", zorder=0, label="Pareto front"
+    )
+    for number, series in enumerate(dict.fromkeys(point.series for point in known)):
+        some = [point for point in known if point.series == series]
+        panel.errorbar(
+            [p.disparity for p in some],
+            [p.accuracy for p in some],
+            xerr=_errors([p.disparity for p in some], [p.disparity_interval for p in some]),
+            yerr=_errors([p.accuracy for p in some], [p.accuracy_interval for p in some]),
+            linestyle="none",
+            marker=_MARKERS[number % 7],
+            color=_COLOURS[number % 7],
+            elinewidth=0.6,
+            label=series or None,
+        )
+    for point in known:
+        panel.annotate(
+            point.name, (point.disparity, point.accuracy), (5, 4), textcoords="offset points", fontsize="small"
+        )
+    panel.set(xlabel=f"{criterion} disparity (left is fairer)", ylabel="accuracy (up is better)", xlim=(0, None))
+    panel.legend(frameon=False, fontsize="small")
+    _tidy(panel)
+    return figure
 
 
-def _draw_cells(axes: Any, values: torch.Tensor, names: tuple[str, ...], first: int) -> None:
-    for group, name in enumerate(names):
-        style = {"color": _COLOURS[group % 7], "linestyle": _STYLES[group % 4], "marker": _MARKERS[group % 7]}
-        axes.plot(range(first, first + len(values)), values[:, group], markersize=3, label=name, **style)
-    _tidy(axes)
+def _panels(number: int, bands: int, panel_size: float = 3.2) -> tuple[Figure, list[list[Any]]]:
+    """Return a figure and, for each band, `number` panels or some more, at most four side by side."""
+    from matplotlib.figure import Figure
+
+    columns = max(2, min(number, 4))
+    lines = math.ceil(number / columns)
+    figure = Figure(figsize=(columns * panel_size * 1.25, bands * lines * panel_size), layout="constrained")
+    grid = figure.subplots(bands * lines, columns, squeeze=False)
+    return figure, [list(grid[band * lines : (band + 1) * lines].flat) for band in range(bands)]
 
 
-def _draw_gaps(axes: Any, gaps: torch.Tensor, names: tuple[str, ...]) -> None:
-    for label, name in enumerate(names):
-        axes.plot(range(1, len(gaps) + 1), gaps[:, label], color="black", linestyle=_STYLES[label % 4], label=name)
-    axes.set(title="gap between groups", xlabel="update", ylabel="largest minus smallest loss", ylim=(0, None))
-    axes.legend(title="label", frameon=False)
-    _tidy(axes)
+def _named(names: Sequence[str], values: Tensor) -> dict[str, list[float]]:
+    return {name: values[:, number].tolist() for number, name in enumerate(names)}
 
 
-def _tidy(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+def _draw_lines(
+    panel: Any, lines: Mapping[str, Sequence[float]], *, first: int = 0, places: Sequence[float] | None = None
+) -> None:
+    for number, (name, values) in enumerate(lines.items()):
+        if all(math.isnan(value) for value in values):
+            continue
+        where = range(first, first + len(values)) if places is None else places
+        style = {"color": _COLOURS[number % 7], "linestyle": _STYLES[number % 4], "marker": _MARKERS[number % 7]}
+        every = max(1, len(values) // 12)
+        panel.plot(where, values, markersize=4, markevery=every, label=name, **style)
+
+
+def _legend(panel: Any, drawn: Any, title: str) -> None:
+    panel.axis("off")
+    panel.legend(*drawn.get_legend_handles_labels(), title=title, loc="upper left", frameon=False)
+
+
+def _finish(rows: list[list[Any]], xlabel: str) -> None:
+    """Make panels with lines look alike, and hide those that were not needed."""
+    for panel in (panel for row in rows for panel in row):
+        if not panel.lines:
+            panel.axis("off")
+            continue
+        panel.set(xlabel=xlabel)
+        _tidy(panel)
+        panel.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _tidy(panel: Any) -> None:
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(alpha=0.3)
+
+
+def _write_counts(panel: Any, rates: Tensor, counts: Tensor) -> None:
+    for (label, predicted), rate in zip(
+        torch.cartesian_prod(*map(torch.arange, rates.shape)), rates.flatten(), strict=True
+    ):
+        colour = "white" if rate > 0.5 else "black"
+        text = f"{float(rate):.2f}\n{int(counts[label, predicted])}" if not rate.isnan() else "none"
+        panel.text(predicted, label, text, ha="center", va="center", color=colour, fontsize="small")
+
+
+def _errors(values: Sequence[float], intervals: Sequence[tuple[float, float] | None]) -> list[list[float]] | None:
+    """Return how far intervals reach below and above values, as matplotlib wants it; None if there are none."""
+    if not any(intervals):
+        return None
+    known = [interval or (value, value) for value, interval in zip(values, intervals, strict=True)]
+    below = [max(0.0, value - low) for value, (low, _) in zip(values, known, strict=True)]
+    return [below, [max(0.0, high - value) for value, (_, high) in zip(values, known, strict=True)]]

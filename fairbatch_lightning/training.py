@@ -173,6 +173,24 @@ class FairTraining:
         """Whom to tell about validation, if the estimate watches it."""
         return Validating(self._estimate, self.run) if isinstance(self._estimate, ValidationEstimate) else None
 
+    def check_validation(self) -> None:
+        """Refuse to take losses from a validation that does not take place; say so if one was missed."""
+        trainer, estimate = self.run.trainer, self._estimate
+        if not trainer.enable_validation:
+            raise ValueError(
+                'FairBatch(estimate="validation") needs a validation loop: a validation DataLoader, a `validation_step`'
+                " and limit_val_batches above 0."
+            )
+        if isinstance(estimate, ValidationEstimate):
+            estimate.check(self.run)
+        epoch = self.missed_epoch()
+        if epoch is not None and (epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0:
+            warn(
+                f"The checkpoint was saved after the last batch of epoch {epoch} but before the validation that"
+                " follows it, which Lightning does not make up for: the update of the shares after it is left out."
+                " Save checkpoints after the validation to resume exactly."
+            )
+
     @torch.inference_mode(False)
     def update(self, epoch: int | None = None) -> UpdateRecord:
         """Measure the cells' losses, shift the shares, and write it down."""

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader
 
 from fairbatch_lightning._warnings import warn
 from fairbatch_lightning.columns import Source, fits, is_array
 from fairbatch_lightning.estimate import Estimate, TrainingRun, on_modules_device
 from fairbatch_lightning.evaluation import no_logits, returned_logits
 from fairbatch_lightning.groups import GroupIndex
-from fairbatch_lightning.loaders import is_ordinary
+from fairbatch_lightning.held_out import check_held_out, held_out_loaders, samples_of_batches
 from fairbatch_lightning.metrics import GroupLoss
 
 
@@ -41,7 +40,7 @@ class ValidationEstimate(Estimate):
 
     def check(self, run: TrainingRun) -> None:
         """Refuse what cannot work before the training, as far as there are validation loaders already."""
-        if run.trainer.val_dataloaders is not None:
+        if held_out_loaders(run.trainer):
             self._choose(run)
 
     def before_validation(self, run: TrainingRun) -> None:
@@ -75,7 +74,7 @@ class ValidationEstimate(Estimate):
 
     def _choose(self, run: TrainingRun) -> DataLoader[Any]:
         """Return the loader, once the cells of its samples are known."""
-        loaders = tree_leaves(run.trainer.val_dataloaders)
+        loaders = held_out_loaders(run.trainer)
         if self._number is None and len(loaders) > 1:
             raise ValueError(
                 f"FairBatch takes the losses of one validation DataLoader but got {len(loaders)}. Name it by its"
@@ -86,9 +85,8 @@ class ValidationEstimate(Estimate):
                 f"Expected argument `loader` of ValidationEstimate to be from 0 to {len(loaders) - 1}, the number of a"
                 f" validation DataLoader, but got {self._number!r}."
             )
-        _check_mode(run, len(loaders))
-        loader: DataLoader[Any] = loaders[self._number or 0]
-        _check_loader(loader)
+        loader = loaders[self._number or 0]
+        check_held_out(run.trainer, [loader], 'FairBatch(estimate="validation")')
         if loader.dataset is not self._dataset:
             self._cells = self._find_cells(run, loader.dataset)
             self._dataset = loader.dataset
@@ -129,46 +127,10 @@ def _source(own: Source, of_training: Source, run: TrainingRun, name: str) -> So
     return of_training if own is None else own
 
 
-def _cells_of_batches(loader: Any, cells: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+def _cells_of_batches(loader: DataLoader[Any], cells: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
     """Yield the cells of each batch of a loader; -1 for samples that do not count."""
-    sampler: Any = loader.batch_sampler.sampler
-    position = 0
-    for batch in loader.batch_sampler:
-        found = cells[batch].astype(np.int64)
-        if isinstance(sampler, DistributedSampler):  # repeats samples, so that all processes have the same number
-            places = np.arange(position, position + len(batch)) * sampler.num_replicas + sampler.rank
-            found[places >= len(cells)] = -1
-            position += len(batch)
-        yield found
-
-
-def _check_mode(run: TrainingRun, num_loaders: int) -> None:
-    """Refuse several loaders at once: a batch is then of all of them."""
-    combined = run.trainer.fit_loop.epoch_loop.val_loop._combined_loader
-    if num_loaders > 1 and combined is not None and combined._mode != "sequential":
-        raise ValueError(
-            'FairBatch(estimate="validation") needs validation DataLoaders that come one after the other, but got a'
-            f" CombinedLoader with mode={combined._mode!r}. Use a list of loaders."
-        )
-
-
-def _check_loader(loader: Any) -> None:
-    """Refuse a loader whose batches cannot be told without it."""
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or not loader.batch_sampler:
-        raise TypeError(
-            'FairBatch(estimate="validation") has to know which samples a validation batch holds: use a'
-            " torch.utils.data.DataLoader with a batch_size and a map-style dataset. It got"
-            f" {type(loader).__name__} of {type(getattr(loader, 'dataset', None)).__name__}."
-        )
-    sampler: Any = getattr(loader.batch_sampler, "sampler", None)
-    ordered = is_ordinary(sampler) and type(sampler).__name__ == "SequentialSampler"
-    split = type(sampler) is DistributedSampler and not sampler.shuffle
-    if not is_ordinary(loader.batch_sampler) or not (ordered or split) or not getattr(loader, "in_order", True):
-        raise ValueError(
-            'FairBatch(estimate="validation") has to know which samples a validation batch holds, but the validation'
-            " DataLoader shuffles, or has a sampler of its own or in_order=False. Use shuffle=False, as Lightning"
-            " advises too, and torch.utils.data.Subset to leave samples out."
-        )
+    for samples in samples_of_batches(loader):
+        yield np.where(samples < 0, -1, cells[samples].astype(np.int64))
 
 
 class Validating(NamedTuple):

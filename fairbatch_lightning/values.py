@@ -30,6 +30,15 @@ def categorical(values: Any, role: Role) -> tuple[np.ndarray[Any, Any], tuple[st
     return array, None
 
 
+def check_range(name: str, values: torch.Tensor, number: int) -> None:
+    """Refuse values that are not from 0 to `number - 1`: they would be counted as something else."""
+    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < number:
+        raise ValueError(
+            f"Expected `{name}` to be numbers from 0 to {number - 1} but got some from {int(values.min())} to"
+            f" {int(values.max())}."
+        )
+
+
 def _as_array(values: Any) -> np.ndarray[Any, Any]:
     if isinstance(values, torch.Tensor):
         return values.detach().cpu().numpy()

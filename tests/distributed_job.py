@@ -12,7 +12,7 @@ from helpers import Toy, ToyModule, loader, resume, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from torch.utils.data import DataLoader, Subset
 
-from fairbatch_lightning import FairBatch
+from fairbatch_lightning import FairBatch, FairnessMonitor
 
 
 class Validated(ToyModule):
@@ -103,6 +103,7 @@ def job(
     torch.manual_seed(0)
     model = MODULES[module]()
     callback = FairBatch(groups="group", alpha=0.05, update_every=update_every, estimate=estimate)
+    monitor = FairnessMonitor(groups="group")
     if strategy == "model_parallel":
         from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -110,7 +111,8 @@ def job(
         strategy = ModelParallelStrategy(data_parallel_size=devices // copies, tensor_parallel_size=copies)
     run = trainer(
         *([callback] if fair else []),
-        Keep(folder, callback),
+        *([monitor] if module == "validated" else []),
+        Keep(folder, callback, monitor),
         *([ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=save_every)] if save_every else []),
         *([OnExceptionCheckpoint(folder)] if save_on_exception else []),
         max_epochs=epochs,
@@ -130,14 +132,16 @@ def job(
 class Keep(Callback):
     """Saves what each process saw; the processes of `ddp_spawn` cannot hand it over otherwise."""
 
-    def __init__(self, folder, fairbatch):
-        self.folder, self.fairbatch = Path(folder), fairbatch
+    def __init__(self, folder, fairbatch, monitor):
+        self.folder, self.fairbatch, self.monitor = Path(folder), fairbatch, monitor
 
     def on_train_end(self, run, model):
         state = {
             "batches": model.batches,
             "history": [record.state_dict() for record in self.fairbatch.history],
             "shares": self.fairbatch.shares,
+            "fairness": self.monitor.state_dict(),
+            "confusion": {stage: audit.confusion for stage, audit in self.monitor.audits.items()},
             "weights": {
                 name: value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
                 for name, value in model.state_dict().items()

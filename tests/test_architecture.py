@@ -18,11 +18,16 @@ CORE = [
     "controller",
     "draws",
     "sampler",
-    "metrics",
     "disparities",
+    "intervals",
+    "plots",
+    "metrics",
+    "fairness",
+    "audit",
     "losses",
     "capture",
     "loaders",
+    "held_out",
 ]
 WITH_LIGHTNING = [
     "_lightning",
@@ -31,12 +36,15 @@ WITH_LIGHTNING = [
     "evaluated",
     "online",
     "validation",
+    "logs",
     "history",
     "settings",
     "training",
     "callback",
+    "predictions",
+    "monitor",
 ]
-ON_TOP = ["plots", "demo", "cli", "__main__"]
+ON_TOP = ["csv_logs", "report", "tradeoff", "demo", "cli", "__main__"]
 ORDER = CORE + WITH_LIGHTNING + ON_TOP
 
 PACKAGE = Path(fairbatch_lightning.__file__).parent

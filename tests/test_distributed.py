@@ -162,3 +162,24 @@ def test_tensor_parallel_processes_count_once(tmp_path, free_port):
     alone = run(tmp_path / "alone", free_port, batch_size=20)[0]
     assert alone["batches"] == whole[0]["batches"]
     assert_equal_history(whole[0], alone, exact=False)
+
+
+@pytest.mark.parametrize("use_distributed_sampler", [True, False], ids=["shared", "each sees all"])
+def test_monitor_counts_every_sample_once(use_distributed_sampler, tmp_path, free_port):
+    """51 validation samples: with two processes one of them is repeated; without a sampler all are."""
+    options = {"module": "validated", "epochs": 2}
+    ranks = run(
+        tmp_path / "two",
+        free_port,
+        strategy="ddp",
+        devices=2,
+        batch_size=10,
+        use_distributed_sampler=use_distributed_sampler,
+        **options,
+    )
+    one = run(tmp_path / "one", free_port, batch_size=20, **options)[0]
+    assert one["confusion"]["val"].sum() == 51
+    for rank in ranks:
+        assert torch.equal(rank["confusion"]["val"], one["confusion"]["val"])
+        assert rank["fairness"] == one["fairness"]
+    assert len(one["fairness"]["history"]) == 2

@@ -1,4 +1,4 @@
-"""GroupLoss against brute force, alone and in two real processes; disparities against fairlearn's definitions."""
+"""GroupLoss against brute force, alone and in two real processes."""
 
 import pickle
 
@@ -7,12 +7,6 @@ import torch
 import torch.multiprocessing as mp
 
 from fairbatch_lightning import GroupLoss
-from fairbatch_lightning.disparities import (
-    demographic_parity_disparity,
-    equal_opportunity_disparity,
-    equalized_odds_disparity,
-    group_confusion,
-)
 
 
 def samples(num=1000, seed=0):
@@ -114,38 +108,3 @@ def test_two_processes_are_exact(free_port):
     expected = brute_force(*samples())
     for rank in range(2):
         torch.testing.assert_close(results[rank], expected, equal_nan=True)
-
-
-# ---- disparities ----------------------------------------------------------------------------------------------------
-
-
-def test_disparities_against_brute_force():
-    generator = torch.Generator().manual_seed(3)
-    predictions, labels, groups = (torch.randint(k, (400,), generator=generator) for k in (3, 3, 4))
-    keep = (labels != 1) | (groups != 2)
-    predictions, labels, groups = predictions[keep], labels[keep], groups[keep]
-    confusion = group_confusion(predictions, labels, groups, 3, 4)
-
-    def rate(of, among):
-        return (of & among).sum() / among.sum()
-
-    ed, eo, dp = [], [], []
-    for z in range(4):
-        for guess in range(3):
-            hit = predictions == guess
-            dp.append((guess, abs(rate(hit, groups == z) - rate(hit, labels >= 0))))
-            for y in range(3):
-                if ((labels == y) & (groups == z)).any():
-                    difference = abs(rate(hit, (labels == y) & (groups == z)) - rate(hit, labels == y))
-                    ed.append(difference)
-                    if y == guess == 1:
-                        eo.append(difference)
-    assert float(equalized_odds_disparity(confusion)) == pytest.approx(float(max(ed)))
-    assert float(equal_opportunity_disparity(confusion)) == pytest.approx(float(max(eo)))
-    assert float(demographic_parity_disparity(confusion)) == pytest.approx(float(max(d for _, d in dp)))
-    binary = float(demographic_parity_disparity(confusion, positive=1))
-    assert binary == pytest.approx(float(max(d for guess, d in dp if guess == 1)))
-
-
-def test_disparity_of_nothing_is_undefined():
-    assert equalized_odds_disparity(torch.zeros(2, 2, 2)).isnan()

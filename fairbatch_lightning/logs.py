@@ -1,0 +1,51 @@
+"""The names of logged values, which `fairbatch report` reads back, and ways to log that `self.log` does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+def log_name(*parts: str) -> str:
+    """Return the name under which something is logged; a slash in the name of a label or group does not split it.
+
+    >>> log_name("fairbatch", "share", "1", "Asian/Pacific")
+    'fairbatch/share/1/Asian%2FPacific'
+    """
+    return "/".join(part.replace("/", "%2F") for part in parts)
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """Return the parts of a name made by `log_name`."""
+    return tuple(part.replace("%2F", "/") for part in name.split("/"))
+
+
+def log_at_once(trainer: Trainer, values: Mapping[str, float], *, only_csv: bool = False) -> None:
+    """Give values to the loggers, at the step that Lightning is at; `self.log` keeps them until the end of an epoch.
+
+    Args:
+        trainer: The Trainer.
+        values: Numbers by name.
+        only_csv: Leave out all loggers but Lightning's CSVLogger: for details that are of no use in curves.
+    """
+    for logger in trainer.loggers:
+        if not only_csv or _is_a(logger, "CSVLogger"):
+            logger.log_metrics(dict(values), step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def log_figure(trainer: Trainer, name: str, draw: Callable[[], Any]) -> None:
+    """Show a picture in TensorBoard, if that is where this run is logged and matplotlib is installed."""
+    boards: list[Any] = [logger for logger in trainer.loggers if _is_a(logger, "TensorBoardLogger")]
+    if boards and trainer.is_global_zero and find_spec("matplotlib") is not None:
+        figure = draw()
+        for board in boards:
+            board.experiment.add_figure(name, figure, trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def _is_a(logger: object, name: str) -> bool:
+    """Return whether a logger is of a class of Lightning's, of whichever of its namespaces."""
+    return any(kind.__name__ == name for kind in type(logger).__mro__)

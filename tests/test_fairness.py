@@ -1,0 +1,372 @@
+"""Metrics of predictions against brute force, fairlearn and AIF360's formulas, alone and in two real processes."""
+
+import pickle
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from fairlearn.metrics import (
+    MetricFrame,
+    demographic_parity_ratio,
+    equal_opportunity_ratio,
+    equalized_odds_ratio,
+    selection_rate,
+    true_positive_rate,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+from sklearn.metrics import accuracy_score
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from fairbatch_lightning import (
+    DemographicParityDisparity,
+    EqualizedOddsDisparity,
+    EqualOpportunityDisparity,
+    FairBatchWarning,
+    GroupAccuracy,
+    GroupConfusion,
+)
+from fairbatch_lightning import disparities as d
+from fairbatch_lightning.intervals import bootstrap_interval, wilson_interval
+
+DISPARITIES = [EqualOpportunityDisparity, EqualizedOddsDisparity, DemographicParityDisparity, GroupAccuracy]
+
+
+def samples(num_labels=2, num_groups=4, num=400, seed=0, missing=()):
+    """Random predictions, labels and groups, without the cells (label, group) in `missing`."""
+    generator = torch.Generator().manual_seed(seed)
+    preds, target, groups = (
+        torch.randint(k, (num,), generator=generator) for k in (num_labels, num_labels, num_groups)
+    )
+    keep = torch.ones(num, dtype=torch.bool)
+    for label, group in missing:
+        keep &= (target != label) | (groups != group)
+    return preds[keep], target[keep], groups[keep]
+
+
+def rate(of, among):
+    return float((of & among).sum() / among.sum()) if among.any() else float("nan")
+
+
+def brute_force(preds, target, groups, num_labels, num_groups):
+    """The three disparities, word by word: {name: value}, of the rates that two groups or more have."""
+    events = {
+        "eo": [(preds == 1, target == 1)],
+        "ed": [(preds == guess, target == y) for guess in range(num_labels) for y in range(num_labels)],
+        "dp": [(preds == guess, target >= 0) for guess in range(num_labels)],
+        "accuracy": [(preds == target, target >= 0)],
+    }
+    differences, ratios = {}, {}
+    for name, pairs in events.items():
+        found, divided = [], []
+        for of, among in pairs:
+            by_group = [rate(of, among & (groups == z)) for z in range(num_groups)]
+            known = [r for r in by_group if r == r]
+            if len(known) > 1:
+                found.append(max(abs(r - rate(of, among)) for r in known))
+                divided += [min(known) / max(known)] if max(known) else []
+        differences[name] = max(found, default=float("nan"))
+        ratios[name] = min(divided, default=float("nan"))
+    return differences, ratios
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_labels=st.integers(2, 4),
+    num_groups=st.integers(1, 5),
+    num=st.integers(1, 60),
+    seed=st.integers(0, 10**6),
+    missing=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=4),
+)
+def test_against_brute_force(num_labels, num_groups, num, seed, missing):
+    """Small samples, so that many cells are missing or have rates of 0."""
+    preds, target, groups = samples(num_labels, num_groups, num, seed, missing)
+    expected = brute_force(preds, target, groups, num_labels, num_groups)
+    metrics = {
+        "eo": EqualOpportunityDisparity,
+        "ed": EqualizedOddsDisparity,
+        "dp": DemographicParityDisparity,
+        "accuracy": GroupAccuracy,
+    }
+    for form, values in zip(("difference", "ratio"), expected, strict=True):
+        for name, kind in metrics.items():
+            metric = kind(num_labels, num_groups, form)
+            for part in range(0, len(preds), 7):
+                some = slice(part, part + 7)
+                metric.update(preds[some], target[some], groups[some])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = float(metric.compute())
+            assert found == pytest.approx(values[name], nan_ok=True), (form, name)
+
+
+def test_against_fairlearn():
+    preds, target, groups = samples(seed=1)
+    frame = partial(MetricFrame, y_true=target, y_pred=preds, sensitive_features=groups)
+    confusion = d.group_confusion(preds, target, groups, 2, 4)
+    selected = frame(metrics=selection_rate)
+    recalled = frame(metrics=true_positive_rate)
+    right = frame(metrics=accuracy_score)
+    assert float(d.demographic_parity_disparity(confusion)) == pytest.approx(selected.difference(method="to_overall"))
+    assert float(d.equal_opportunity_disparity(confusion)) == pytest.approx(recalled.difference(method="to_overall"))
+    assert float(d.accuracy_disparity(confusion)) == pytest.approx(right.difference(method="to_overall"))
+    assert float(d.accuracy_disparity(confusion, "ratio")) == pytest.approx(right.ratio())
+    assert d.group_accuracy(confusion).tolist() == pytest.approx(right.by_group.tolist())
+    assert float(d.worst_group_accuracy(confusion)) == pytest.approx(right.group_min())
+    assert float(d.accuracy(confusion)) == pytest.approx(right.overall)
+    given = {"y_true": target, "y_pred": preds, "sensitive_features": groups}
+    for ours, theirs in (
+        (d.demographic_parity_disparity, demographic_parity_ratio),
+        (d.equal_opportunity_disparity, equal_opportunity_ratio),
+        (d.equalized_odds_disparity, equalized_odds_ratio),
+    ):
+        assert float(ours(confusion, positive=1, form="ratio")) == pytest.approx(theirs(**given))
+
+
+def test_against_the_formulas_of_aif360():
+    """With a privileged and an unprivileged group: disparate impact is the ratio where the latter is selected less."""
+    preds, target, groups = samples(num_groups=2, seed=2)
+    privileged, unprivileged = groups == 1, groups == 0
+    impact = rate(preds == 1, unprivileged) / rate(preds == 1, privileged)
+    recall = [rate(preds == 1, (target == 1) & (groups == z)) for z in range(2)]
+    fpr = [rate(preds == 1, (target == 0) & (groups == z)) for z in range(2)]
+    confusion = d.group_confusion(preds, target, groups, 2, 2)
+    assert float(d.demographic_parity_disparity(confusion, 1, "ratio")) == pytest.approx(min(impact, 1 / impact))
+    assert float(d.equal_opportunity_disparity(confusion, 1, "ratio")) == pytest.approx(min(recall) / max(recall))
+    odds = min(min(recall) / max(recall), min(fpr) / max(fpr))
+    assert float(d.equalized_odds_disparity(confusion, 1, "ratio")) == pytest.approx(odds)
+    # equal opportunity difference: the rate of everybody lies between the two groups', as their sizes say
+    weight = rate(groups == 1, target == 1)
+    expected = abs(recall[1] - recall[0]) * max(weight, 1 - weight)
+    assert float(d.equal_opportunity_disparity(confusion)) == pytest.approx(expected)
+
+
+def test_groups_are_never_relabelled():
+    """A batch without group 1 must not count group 2 as 1."""
+    metric = GroupAccuracy(2, 3)
+    metric.update(torch.tensor([1, 0]), torch.tensor([1, 1]), torch.tensor([2, 2]))
+    metric.update(torch.tensor([1]), torch.tensor([1]), torch.tensor([0]))
+    with pytest.warns(
+        FairBatchWarning, match=r"GroupAccuracy: there are no samples of the cells .*\(label 0, group 1\)"
+    ):
+        assert metric.compute().tolist() == pytest.approx([1, float("nan"), 0.5], nan_ok=True)
+
+
+@pytest.mark.parametrize("kind", DISPARITIES[:3])
+@pytest.mark.parametrize("form", ["difference", "ratio"])
+def test_one_group_alone_is_not_fair_but_undefined(kind, form):
+    metric = kind(2, 2, form)
+    metric.update(torch.tensor([1, 0, 1]), torch.tensor([1, 1, 0]), torch.zeros(3, dtype=torch.long))
+    with pytest.warns(FairBatchWarning, match="the result is NaN") as caught:
+        assert metric.compute().isnan()
+    metric.update(torch.tensor([1]), torch.tensor([1]), torch.tensor([0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert metric.compute().isnan()
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    ("preds", "threshold"),
+    [
+        ([0, 1, 1], 0.5),
+        ([0.2, 0.7, 0.6], 0.5),
+        ([-3.0, 0.1, 2.0], 0),
+        ([[2.0, 1.0], [-1.0, 0.0], [0.0, 5.0]], 0.5),
+    ],
+    ids=["labels", "probabilities", "logits", "columns"],
+)
+def test_predictions_of_every_form(preds, threshold):
+    metric = GroupConfusion(2, 1, threshold)
+    metric.update(torch.tensor(preds), torch.tensor([0, 1, 0]), torch.zeros(3, dtype=torch.long))
+    assert metric.compute().tolist() == [[[1, 1], [0, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("preds", "target", "groups", "message"),
+    [
+        ([-1.0, 2.0], [0, 1], [0, 1], r"from 0 to 1 but got some from -1 to 2. For logits use .*threshold=0"),
+        ([0, 2], [0, 1], [0, 1], "`preds` to be numbers from 0 to 1 but got some from 0 to 2"),
+        ([0, 1], [0, -1], [0, 1], "`target` to be numbers from 0 to 1 but got some from -1 to 0"),
+        ([0, 1], [0, 1], [0, 3], "`groups` to be numbers from 0 to 2 but got some from 0 to 3"),
+        ([0, 1], [0.0, 1.0], [0, 1], "`target` to be integers but got torch.float32"),
+        ([0, 1], [0, 1], [0], "same length"),
+        ([[0.1, 0.2, 0.7]], [0], [0], "one column for each of the 2 labels but got the shape"),
+    ],
+)
+def test_wrong_input_is_refused(preds, target, groups, message):
+    with pytest.raises(ValueError, match=message):
+        GroupConfusion(2, 3).update(torch.tensor(preds), torch.tensor(target), torch.tensor(groups))
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ValueError, match=r"`form` to be one of \('difference', 'ratio'\) but got 'quotient'"):
+        EqualizedOddsDisparity(2, 2, "quotient")
+    with pytest.raises(ValueError, match="`positive` to be from 0 to 1 but got 2"):
+        EqualOpportunityDisparity(2, 2, positive=2)
+    with pytest.raises(ValueError, match="`num_labels` to be at least 2 but got 1"):
+        GroupConfusion(1, 2)
+    with pytest.raises(ValueError, match="`form`"):
+        d.equalized_odds_disparity(torch.ones(2, 2, 2), form="quotient")
+
+
+def test_a_collection_of_them_shares_one_state():
+    preds, target, groups = samples(seed=4)
+    collection = MetricCollection(
+        [EqualOpportunityDisparity(2, 4), EqualizedOddsDisparity(2, 4), MulticlassAccuracy(2, average="micro")]
+    )
+    collection.update(preds=preds, target=target, groups=groups)
+    confusion = d.group_confusion(preds, target, groups, 2, 4)
+    values = collection.compute()
+    assert float(values["EqualizedOddsDisparity"]) == pytest.approx(float(d.equalized_odds_disparity(confusion)))
+    assert float(values["MulticlassAccuracy"]) == pytest.approx(float(d.accuracy(confusion)))
+    assert sorted(map(len, collection.compute_groups.values())) == [1, 2]
+
+
+def test_state_lives_where_the_metric_is_moved():
+    metric = GroupConfusion(2, 2).to("meta")
+    zeros = torch.zeros(3, dtype=torch.long, device="meta")
+    metric.add(zeros, zeros, zeros)
+    assert {metric.confusion.device.type, d.equalized_odds_disparity(metric.confusion).device.type} == {"meta"}
+
+
+def test_survives_pickle_reset_and_checkpoint():
+    preds, target, groups = samples(seed=5)
+    metric = EqualizedOddsDisparity(2, 4)
+    metric.persistent(True)
+    metric.update(preds, target, groups)
+    copy = pickle.loads(pickle.dumps(metric))
+    assert float(copy.compute()) == float(metric.compute())
+    restored = EqualizedOddsDisparity(2, 4)
+    restored.persistent(True)
+    restored.load_state_dict(metric.state_dict())
+    restored._update_count = 1
+    assert float(restored.compute()) == float(metric.compute())
+    metric.reset()
+    assert metric.confusion.sum() == 0
+
+
+# ---- confidence intervals -------------------------------------------------------------------------------------------
+
+
+def test_resampled_counts_are_those_of_resampled_data():
+    """Brute force: draw the samples themselves with replacement, and see how far their rates are off."""
+    preds, target, groups = samples(num_groups=2, num=150, seed=6)
+    rates = partial(d.demographic_parity_rates, positive=1)
+    confusion = d.group_confusion(preds, target, groups, 2, 2)
+    low, high = bootstrap_interval(confusion, rates, resamples=4000).tolist()
+    measured = (rates(confusion).by_group - rates(confusion).overall).flatten()
+    rng = np.random.default_rng(0)
+    off = []
+    for _ in range(4000):
+        some = torch.from_numpy(rng.integers(len(preds), size=len(preds)))
+        by_group = torch.tensor([(preds[some][groups[some] == z] == 1).double().mean() for z in range(2)])
+        overall = (preds[some] == 1).double().mean()
+        off.append(float((by_group - overall - measured).abs().max()))
+    value = float(d.demographic_parity_disparity(confusion))
+    margin = np.quantile(off, 0.95)
+    assert high == pytest.approx(value + margin, abs=0.006)
+    assert low == pytest.approx(max(0, value - margin), abs=0.006)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("errors", [[[0.2, 0.2]] * 4, [[0.2, 0.1], [0.2, 0.2], [0.2, 0.4], [0.3, 0.2]]])
+@pytest.mark.parametrize("form", ["difference", "ratio"])
+def test_intervals_contain_the_truth(errors, form):
+    """In 95% of data sets, also where the model is fair: a percentile interval would never contain that."""
+    errors = torch.tensor(errors, dtype=torch.float64)
+    truth = torch.stack([torch.stack([1 - errors, errors], 2)[:, 0], torch.stack([errors, 1 - errors], 2)[:, 1]], 1)
+    truth = truth * torch.tensor([3, 1, 1, 2])[:, None, None]
+    rates = partial(d.equalized_odds_rates, positive=1)
+    exact = float(d.disparity(rates(truth), form))
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(200):
+        drawn = torch.from_numpy(rng.multinomial(700, (truth / truth.sum()).flatten().numpy())).view(truth.shape)
+        low, high = bootstrap_interval(drawn, rates, form, resamples=300).tolist()
+        inside += low - 1e-9 <= exact <= high + 1e-9
+    assert inside >= 184  # 190 expected; fewer than 184 would happen once in a hundred times by chance
+
+
+def test_intervals_of_metrics():
+    preds, target, groups = samples(seed=7)
+    for kind in DISPARITIES:
+        for form in ("difference", "ratio"):
+            metric = kind(2, 4, form)
+            metric.update(preds, target, groups)
+            low, high = metric.interval().tolist()
+            assert 0 <= low < float(metric.compute()) < high <= 1
+            assert metric.interval().tolist() == [low, high]
+            narrow = metric.interval(level=0.5).tolist()
+            assert low <= narrow[0] < narrow[1] < high
+    accuracy = GroupAccuracy(2, 4)
+    accuracy.update(preds, target, groups)
+    right, number = (preds == target)[groups == 2].sum(), (groups == 2).sum()
+    expected = binomtest(int(right), int(number)).proportion_ci(0.95, method="wilson")
+    assert accuracy.interval()[:, 2].tolist() == pytest.approx([expected.low, expected.high])
+
+
+def test_interval_of_few_samples_is_wide_and_of_none_undefined():
+    low, high = wilson_interval(torch.tensor([3]), torch.tensor([3]))[:, 0].tolist()
+    assert low < 0.5
+    assert high == 1
+    nothing = bootstrap_interval(torch.zeros(2, 2, 2), partial(d.equalized_odds_rates, positive=None))
+    assert nothing.isnan().tolist() == [True, True]
+    metric = EqualizedOddsDisparity(2, 2)
+    with pytest.raises(ValueError, match="`level` to be between 0 and 1 but got 95"):
+        metric.interval(level=95)
+
+
+# ---- several processes, pictures ------------------------------------------------------------------------------------
+
+
+def _in_process(rank, port, results):
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    preds, target, groups = samples(3, 4)
+    part = slice(0, 50) if rank == 0 else slice(50, None)  # unequal parts: each sample must count the same
+    metric = EqualizedOddsDisparity(3, 4)
+    metric.update(preds[part], target[part], groups[part])
+    results[rank] = metric.compute(), metric.interval(resamples=50), metric.confusion.sum()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_are_exact(free_port):
+    results = mp.get_context("spawn").Manager().dict()
+    context = mp.spawn(_in_process, (free_port, results), nprocs=2, join=False)
+    deadline = 60
+    while not context.join(timeout=1):
+        deadline -= 1
+        assert deadline > 0, "the processes hang"
+    alone = EqualizedOddsDisparity(3, 4)
+    alone.update(*samples(3, 4))
+    for rank in range(2):
+        value, interval, own = results[rank]
+        assert float(value) == float(alone.compute())
+        assert torch.equal(interval, alone.interval(resamples=50))
+        assert own == (50 if rank == 0 else 350)
+
+
+def test_metrics_draw_themselves():
+    preds, target, groups = samples()
+    values = []
+    for kind in DISPARITIES:
+        metric = kind(2, 4)
+        metric.update(preds, target, groups)
+        figure, axes = metric.plot()
+        assert figure is not None
+        assert axes.lines
+        values.append(float(metric.compute().max()))
+    figure, axes = EqualizedOddsDisparity(2, 4).plot([torch.tensor(0.3), torch.tensor(0.2)])
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx([0.3, 0.2])
+    confusion = GroupConfusion(2, 4)
+    confusion.update(preds, target, groups)
+    figure, axes = confusion.plot(group_names=["a", "b", "c", "d"])
+    assert [ax.get_title() for ax in axes] == [f"{n} ({int((groups == z).sum())})" for z, n in enumerate("abcd")]
+    number = int(confusion.compute()[0, 1, 0])
+    assert f"\n{number}" in axes[0].texts[2].get_text()
