@@ -42,10 +42,11 @@ class _Disparity(GroupConfusion):
     def compute(self) -> Tensor:
         """Return the disparity; NaN where there is nothing to compare."""
         rates = self._rates(self.confusion)
-        if not self._warned and bool(rates.by_group.isnan().any()):
+        value = self._value(rates)
+        if not self._warned and bool(rates.by_group.isnan().any() or value.isnan().any()):
             self._warned = True
-            warn(_undefined(self.confusion, type(self).__name__))
-        return self._value(rates)
+            warn(f"{type(self).__name__}: {_undefined(self.confusion)}")
+        return value
 
     def interval(self, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> Tensor:
         """Return the ends of the bootstrap confidence interval, `(2,)`, of all processes' samples."""
@@ -196,12 +197,14 @@ class GroupAccuracy(_Disparity):
         return disparities.accuracy_rates(confusion)
 
 
-def _undefined(confusion: Tensor, name: str) -> str:
-    """Return what to tell the user about cells without samples."""
+def _undefined(confusion: Tensor) -> str:
+    """Return what to tell the user about rates that there are not."""
     empty = (confusion.sum(2) == 0).nonzero().tolist()
+    if not empty:
+        return "the ratio is NaN, 0 / 0, as the rate is 0 in all groups. Look at the difference, or train longer."
     shown = ", ".join(f"(label {label}, group {group})" for group, label in empty[:10])
     more = f" and {len(empty) - 10} more" if len(empty) > 10 else ""
     return (
-        f"{name}: there are no samples of the cells {shown}{more}. Their rates are undefined and left out; where fewer"
-        " than two groups are left, the result is NaN. Evaluate on data that has all of them."
+        f"there are no samples of the cells {shown}{more}. Their rates are undefined and left out; where fewer than two"
+        " groups are left, the result is NaN. Evaluate on data that has all of them."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -257,8 +258,8 @@ class FairnessMonitor(AnyCallback):
 
     def _log(self, trainer: Trainer, stage: str, suffix: str, audit: Audit) -> None:
         place = stage + suffix
-        self._warn_once(place, audit)
         values, accuracies = audit.values(), audit.group_accuracies()
+        self._warn_once(place, audit, values)
         self.audits[place] = audit
         self.history.append(FairnessRecord(place, trainer.current_epoch, trainer.global_step, values, accuracies))
         named = {f"fairness/{stage}/{name}{suffix}": value for name, value in values.items()}
@@ -275,17 +276,18 @@ class FairnessMonitor(AnyCallback):
             counts[log_name("fairness", stage, "positive", label) + suffix] = int(audit.positive in (None, y))
         log_at_once(trainer, {"epoch": trainer.current_epoch, **counts}, only_csv=True)
 
-    def _warn_once(self, place: str, audit: Audit) -> None:
+    def _warn_once(self, place: str, audit: Audit, values: dict[str, float]) -> None:
+        undefined = ", ".join(name for name, value in values.items() if math.isnan(value))
         problem = ""
         if len(audit.group_names) == 1:
-            problem = (
-                f"all {place} samples are of the group {audit.group_names[0]}, so that there is nothing to compare"
-            )
+            problem = f"all {place} samples are of the group {audit.group_names[0]}: there is nothing to compare"
         elif empty := audit.empty_cells():
             problem = f"there are no {place} samples of the cells {empty}. Their rates are undefined and left out"
+        elif undefined:
+            problem = f"{undefined} on {place} data is 0 / 0, as the rates are 0 in all groups"
         if problem and problem not in self._warned:
             self._warned.add(problem)
-            warn(f"FairnessMonitor: {problem}. Where fewer than two groups are left, a disparity is NaN.")
+            warn(f"FairnessMonitor: {problem}." + (f" {undefined}: NaN." if undefined else ""))
 
     def _detach(self) -> None:
         if self._capture is not None:

@@ -1,34 +1,72 @@
-"""Every Python snippet in the README and the documentation runs, page by page."""
+"""Every block of Python, YAML and shell in the README and the documentation runs, page by page."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from lightning.pytorch.cli import instantiate_class
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README_COMMANDS = "python3 -m venv"  # .ci/run runs them
 
 
-def snippets(page):
-    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+def blocks(page):
+    """Return the language and code of every block, in order."""
+    found = re.findall(r"```(\w*)\n(.*?)```", page.read_text(), re.DOTALL)
+    return [(language, code) for language, code in found if not code.startswith(README_COMMANDS)]
+
+
+def run_shell(code):
+    beside_python = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", code],
+        env={**os.environ, "PATH": beside_python},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def run_yaml(code):
+    """Make the callbacks that a configuration for LightningCLI names."""
+    for callback in yaml.safe_load(code)["trainer"]["callbacks"]:
+        instantiate_class((), callback)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=lambda page: page.name)
-def test_snippets_run(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "snippet"}
     exec(
         "from lightning import Trainer\nfrom fairbatch_lightning import FairBatch", namespace
     )  # the one line needs them
-    for number, code in enumerate(snippets(page)):
-        exec(compile(code, f"{page.name}, snippet {number}", "exec"), namespace)
+    for number, (language, code) in enumerate(blocks(page)):
+        if language == "python":
+            exec(compile(code, f"{page.name}, block {number}", "exec"), namespace)
+        elif language == "bash":
+            run_shell(code)
+        elif language == "yaml":
+            run_yaml(code)
+        else:
+            pytest.fail(f"{page.name}: nobody runs a block of {language or 'no language'}: {code[:100]}")
 
 
 def test_links_lead_somewhere():
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)(#[^)]+)?\)", page.read_text()):
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} links to {target}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+                anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+                assert anchor[1:] in anchors, f"{page.name} links to {target}{anchor}"
 
 
 def test_readme_has_the_two_commands():

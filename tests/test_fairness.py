@@ -171,6 +171,15 @@ def test_one_group_alone_is_not_fair_but_undefined(kind, form):
     assert len(caught) == 1
 
 
+def test_ratio_of_nothing_is_undefined():
+    """Nobody is predicted to be positive: 0 / 0. All groups are treated alike, so that the difference is 0."""
+    preds, target, groups = samples()
+    metric, difference = DemographicParityDisparity(2, 4, "ratio", positive=1), DemographicParityDisparity(2, 4)
+    with pytest.warns(FairBatchWarning, match="DemographicParityDisparity: the ratio is NaN, 0 / 0, as the rate is 0"):
+        assert metric(torch.zeros_like(preds), target, groups).isnan()
+    assert difference(torch.zeros_like(preds), target, groups) == 0
+
+
 @pytest.mark.parametrize(
     ("preds", "threshold"),
     [
@@ -303,7 +312,7 @@ def test_intervals_of_metrics():
             assert 0 <= low < float(metric.compute()) < high <= 1
             assert metric.interval().tolist() == [low, high]
             narrow = metric.interval(level=0.5).tolist()
-            assert low <= narrow[0] < narrow[1] < high
+            assert low <= narrow[0] < narrow[1] <= high
     accuracy = GroupAccuracy(2, 4)
     accuracy.update(preds, target, groups)
     right, number = (preds == target)[groups == 2].sum(), (groups == 2).sum()
