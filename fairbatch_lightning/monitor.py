@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -259,7 +258,7 @@ class FairnessMonitor(AnyCallback):
     def _log(self, trainer: Trainer, stage: str, suffix: str, audit: Audit) -> None:
         place = stage + suffix
         values, accuracies = audit.values(), audit.group_accuracies()
-        self._warn_once(place, audit, values)
+        self._warn_once(place, audit)
         self.audits[place] = audit
         self.history.append(FairnessRecord(place, trainer.current_epoch, trainer.global_step, values, accuracies))
         named = {f"fairness/{stage}/{name}{suffix}": value for name, value in values.items()}
@@ -276,18 +275,18 @@ class FairnessMonitor(AnyCallback):
             counts[log_name("fairness", stage, "positive", label) + suffix] = int(audit.positive in (None, y))
         log_at_once(trainer, {"epoch": trainer.current_epoch, **counts}, only_csv=True)
 
-    def _warn_once(self, place: str, audit: Audit, values: dict[str, float]) -> None:
-        undefined = ", ".join(name for name, value in values.items() if math.isnan(value))
+    def _warn_once(self, place: str, audit: Audit) -> None:
         problem = ""
         if len(audit.group_names) == 1:
-            problem = f"all {place} samples are of the group {audit.group_names[0]}: there is nothing to compare"
+            problem = f"all {place} samples are of the group {audit.group_names[0]}: disparities are NaN"
         elif empty := audit.empty_cells():
-            problem = f"there are no {place} samples of the cells {empty}. Their rates are undefined and left out"
-        elif undefined:
-            problem = f"{undefined} on {place} data is 0 / 0, as the rates are 0 in all groups"
+            problem = (
+                f"there are no {place} samples of the cells {empty}. Their rates are undefined and left out; where"
+                " fewer than two groups are left, a disparity is NaN"
+            )
         if problem and problem not in self._warned:
             self._warned.add(problem)
-            warn(f"FairnessMonitor: {problem}." + (f" {undefined}: NaN." if undefined else ""))
+            warn(f"FairnessMonitor: {problem}. Evaluate on data that has all of them.")
 
     def _detach(self) -> None:
         if self._capture is not None:
