@@ -2,6 +2,7 @@
 
 from fairbatch_lightning._warnings import FairBatchWarning as FairBatchWarning
 from fairbatch_lightning.audit import Audit as Audit
+from fairbatch_lightning.audit import FairnessRecord as FairnessRecord
 from fairbatch_lightning.callback import FairBatch as FairBatch
 from fairbatch_lightning.controller import ShareController as ShareController
 from fairbatch_lightning.criteria import Criterion as Criterion
@@ -20,7 +21,6 @@ from fairbatch_lightning.history import UpdateRecord as UpdateRecord
 from fairbatch_lightning.metrics import GroupConfusion as GroupConfusion
 from fairbatch_lightning.metrics import GroupLoss as GroupLoss
 from fairbatch_lightning.monitor import FairnessMonitor as FairnessMonitor
-from fairbatch_lightning.monitor import FairnessRecord as FairnessRecord
 from fairbatch_lightning.online import OnlineEstimate as OnlineEstimate
 from fairbatch_lightning.sampler import FairSampler as FairSampler
 from fairbatch_lightning.validation import ValidationEstimate as ValidationEstimate

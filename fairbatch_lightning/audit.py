@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
+import torch
 from torch import Tensor
 
 from fairbatch_lightning import disparities
-from fairbatch_lightning.disparities import Rates, disparity
+from fairbatch_lightning.disparities import Form, Rates, disparity
 from fairbatch_lightning.intervals import bootstrap_interval, wilson_interval
+from fairbatch_lightning.tables import Table
 
 CRITERIA: dict[str, Callable[[Tensor, int | None], Rates]] = {
     "equal_opportunity": disparities.equal_opportunity_rates,
@@ -18,6 +23,10 @@ CRITERIA: dict[str, Callable[[Tensor, int | None], Rates]] = {
 }
 SMALL = 30
 """Cells with fewer samples than this are flagged."""
+MANY = 60
+"""Of more cells than this a table shows those that are worst off."""
+CELL_HEADER = ("label", "group", "samples", "right", "95% interval", "")
+_RESAMPLED_ENTRIES = 2 * 10**7
 
 
 @dataclass(frozen=True)
@@ -28,13 +37,15 @@ class Audit:
         confusion: The counts of groups, labels and predictions, `(Z, Y, Y)`.
         label_names: The labels as people read them.
         group_names: The groups as people read them.
-        positive: The number of the label that equal opportunity and the ratios are about; None for all in turn.
+        positive: The number of the label that disparities are about; None for all in turn.
+        num_broken: Of how many samples the logits were NaN; if there are any, nothing is known.
     """
 
     confusion: Tensor
     label_names: tuple[str, ...]
     group_names: tuple[str, ...]
     positive: int | None = 1
+    num_broken: int = 0
 
     @property
     def num_samples(self) -> int:
@@ -51,7 +62,7 @@ class Audit:
             found[name] = float(disparity(self.rates(name), "difference"))
         for name in CRITERIA:
             found[f"{name}_ratio"] = float(disparity(self.rates(name), "ratio"))
-        return found
+        return dict.fromkeys(found, math.nan) if self.num_broken else found
 
     def group_accuracies(self) -> dict[str, float]:
         """Return the accuracy of every group, by the group's name."""
@@ -60,25 +71,68 @@ class Audit:
 
     def rates(self, criterion: str) -> Rates:
         """Return the rates that a criterion wants to be equal."""
-        return CRITERIA[criterion](self.confusion, self.positive)
+        return _rates(criterion, self.positive, self.confusion)
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the 95% confidence intervals of `values`; none for the worst group, which is chosen by its value."""
+        """Return the 95% confidence intervals of `values`, but for the worst group, which is chosen by its value.
+
+        With so many labels that it would take minutes, those of disparities are NaN.
+        """
         right, number = self.confusion.diagonal(dim1=1, dim2=2).sum(), self.confusion.sum()
         found = {"accuracy": wilson_interval(right, number)}
-        for name, rates in CRITERIA.items():
-
-            def measured(confusion: Tensor, rates: Callable[[Tensor, int | None], Rates] = rates) -> Rates:
-                return rates(confusion, self.positive)
-
-            found[name] = bootstrap_interval(self.confusion, measured, "difference")
-            found[f"{name}_ratio"] = bootstrap_interval(self.confusion, measured, "ratio")
+        resamples = min(1000, _RESAMPLED_ENTRIES // self.confusion.numel())
+        known = resamples >= 100 and not self.num_broken
+        forms: tuple[tuple[str, Form], ...] = (("", "difference"), ("_ratio", "ratio"))
+        for name, (ending, form) in product(CRITERIA, forms):
+            rates = partial(_rates, name, self.positive)
+            found[name + ending] = (
+                bootstrap_interval(self.confusion, rates, form, resamples=resamples)
+                if known
+                else torch.full((2,), math.nan)
+            )
         return {name: (float(low), float(high)) for name, (low, high) in found.items()}
 
-    def empty_cells(self) -> str:
-        """Return the names of the cells without samples, for messages."""
-        empty = (self.confusion.sum(2) == 0).nonzero().tolist()
-        return ", ".join(f"(label {self.label_names[y]}, group {self.group_names[z]})" for z, y in empty)
+    def problems(self, place: str) -> list[str]:
+        """Return what people should know before they believe the values; `place` says what data it is."""
+        number = self.confusion.sum(2)
+        absent = [self.label_names[y] for y in (number.sum(0) == 0).nonzero().flatten().tolist()]
+        empty = ((number == 0) & (number.sum(0) > 0)).nonzero().tolist()
+        cells = [f"(label {self.label_names[y]}, group {self.group_names[z]})" for z, y in empty]
+        found = []
+        if self.num_broken:
+            found.append(
+                f"the logits of {self.num_broken} {place} samples are NaN: the model has diverged, and nothing is known"
+                " of its fairness."
+            )
+        if len(self.group_names) == 1:
+            found.append(
+                f"all {place} samples are of the group {self.group_names[0]}: disparities are NaN. Evaluate on data"
+                " that has others as well."
+            )
+        if absent:
+            found.append(
+                f"the model tells {len(self.label_names)} classes apart, but {place} data has no samples of"
+                f" {_some(absent)}. If these are not its classes, say where the logits are:"
+                " FairnessMonitor(logits=...)."
+            )
+        if cells:
+            found.append(
+                f"there are no {place} samples of the cells {_some(cells)}. Their rates are undefined and left out;"
+                " where fewer than two groups are left, a disparity is NaN. Evaluate on data that has all of them."
+            )
+        return found
+
+    def named_counts(self) -> dict[tuple[str, ...], int]:
+        """Return what a log has to hold to know all this again, by parts of names."""
+        counts: dict[tuple[str, ...], int] = {
+            ("count", group, label, prediction): int(self.confusion[z, y, p])
+            for z, group in enumerate(self.group_names)
+            for y, label in enumerate(self.label_names)
+            for p, prediction in enumerate(self.label_names)
+        }
+        for y, label in enumerate(self.label_names):
+            counts["positive", label] = int(self.positive in (None, y))
+        return counts
 
     def cell_rows(self) -> list[list[str]]:
         """Return label, group, number of samples, part that is predicted right, its interval, and a flag, as text."""
@@ -107,44 +161,46 @@ class Audit:
         names = [name for name in values if not name.endswith("_ratio")]
         return [[name.replace("_", " "), *text(name), *text(f"{name}_ratio")] for name in names]
 
-    def text(self, title: str) -> str:
-        """Return the tables as plain text."""
-        return "\n\n".join(_aligned(*table) for table in self._tables(title))
-
-    def show(self, title: str) -> None:
-        """Print the tables, with rich if it is installed."""
-        try:
-            from rich.console import Console
-            from rich.table import Table
-        except ImportError:
-            print(self.text(title))
-            return
-        for heading, header, rows in self._tables(title):
-            table = Table(title=heading, title_justify="left")
-            for name in header:
-                table.add_column(name, justify="left" if name in ("", "label", "group") else "right")
-            for row in rows:
-                table.add_row(*row, style="yellow" if row[-1] in ("small", "none") else None)
-            Console().print(table)
-
-    def _tables(self, title: str) -> list[tuple[str, list[str], list[list[str]]]]:
-        cells = ["label", "group", "samples", "right", "95% interval", ""]
+    def tables(self, title: str) -> list[Table]:
+        """Return the tables that tell people about it: every cell, and accuracies and disparities."""
+        rows = self.cell_rows()
+        notes = [f"{self.num_samples} samples"]
+        if len(rows) > MANY:
+            notes.append(f"the {MANY} of {len(rows)} cells that are worst off")
+            rows = sorted((row for row in rows if row[3] != "-"), key=lambda row: float(row[3]))[:MANY]
+        if any(row[-1] for row in rows):
+            notes.append(f"cells of fewer than {SMALL} samples say little")
         measures = ["", "value", "95% interval", "ratio", "95% interval"]
-        flagged = any(row[-1] for row in self.cell_rows())
-        warning = f"; cells of fewer than {SMALL} samples say little" if flagged else ""
+        fair = "Fair is a difference of 0 and a ratio of 1 (four-fifths rule: 0.8)"
         return [
-            (f"{title}: {self.num_samples} samples{warning}", cells, self.cell_rows()),
-            ("Fair is a difference of 0 and a ratio of 1 (four-fifths rule: 0.8)", measures, self.measure_rows()),
+            Table(f"{title}: {'; '.join(notes)}", CELL_HEADER, rows, words=2),
+            Table(fair, measures, self.measure_rows()),
         ]
 
 
-def _aligned(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    to_left = [name in ("", "label", "group") for name in header]
-    lines = [title]
-    for row in (header, *rows):
-        cells = zip(row, widths, to_left, strict=True)
-        lines.append(
-            "  ".join(cell.ljust(width) if left else cell.rjust(width) for cell, width, left in cells).rstrip()
-        )
-    return "\n".join(lines)
+def _rates(criterion: str, positive: int | None, confusion: Tensor) -> Rates:
+    return CRITERIA[criterion](confusion, positive)
+
+
+def _some(names: list[str]) -> str:
+    """Return the first names, and how many more there are."""
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+@dataclass(frozen=True)
+class FairnessRecord:
+    """What was measured in one validation or test.
+
+    Args:
+        stage: "val" or "test", with "/dataloader_idx_<number>" if there are several DataLoaders.
+        epoch: The epoch in which it happened.
+        step: The Trainer's `global_step` at that time.
+        values: Accuracies and disparities by name.
+        group_accuracies: The accuracy of every group, by the group's name.
+    """
+
+    stage: str
+    epoch: int
+    step: int
+    values: dict[str, float]
+    group_accuracies: dict[str, float]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairbatch_lightning._lightning import AnyCallback
 from fairbatch_lightning._warnings import warn
-from fairbatch_lightning.capture import LogitsCapture
+from fairbatch_lightning.capture import LogitsCapture, not_a_submodule, watch
 from fairbatch_lightning.columns import Source
 from fairbatch_lightning.controller import Alpha
 from fairbatch_lightning.criteria import Compare, Criterion
@@ -145,7 +145,7 @@ class FairBatch(AnyCallback):
                 "FairBatch stays inactive: Trainer(overfit_batches=...) trains on the same few batches again and again."
             )
             return
-        self._watch_logits(pl_module)
+        self._capture = watch(self._capture, pl_module, self._settings.logits)  # a submodule may be built only later
         self._data_source = trainer.fit_loop._data_source
         request = self._data_source.dataloader
         self._data_source.dataloader = lambda: self._fair_loader(request(), trainer, pl_module)
@@ -243,26 +243,15 @@ class FairBatch(AnyCallback):
         self.log("fairbatch/gap_max", values.pop("fairbatch/gap_max"), prog_bar=True, batch_size=1, sync_dist=True)
         self.log_dict(values, batch_size=1, sync_dist=True)
 
-    def _watch_logits(self, pl_module: LightningModule) -> LogitsCapture | None:
-        """Add a hook to the module that computes the logits; a submodule may be built only later in the fit."""
-        modules = dict(pl_module.named_modules())
-        name = self._settings.logits or ""
-        if self._capture is None and name in modules:
-            self._capture = LogitsCapture(modules[name])
-        return self._capture
-
     def _fair_loader(self, given: Any, trainer: Trainer, pl_module: LightningModule) -> Any:
         """Return what Lightning was about to train on, with fair batches."""
-        capture = self._watch_logits(pl_module)
-        if capture is None:
-            raise ValueError(
-                f"Expected argument `logits` to name a submodule of {type(pl_module).__name__} but got"
-                f" {self._settings.logits!r}. It has {[name for name, _ in pl_module.named_modules() if name]}."
-            )
+        self._capture = watch(self._capture, pl_module, self._settings.logits)
+        if self._capture is None:
+            raise ValueError(not_a_submodule(pl_module, self._settings.logits))
         if self._training is not None:
             self._training.reload(given)
         else:
-            self._training = FairTraining(self._settings, given, trainer, pl_module, capture)
+            self._training = FairTraining(self._settings, given, trainer, pl_module, self._capture)
             if self._restored is not None:
                 self._training.load_state_dict(self._restored)
         return self._training.fair_loader()

@@ -25,7 +25,11 @@ class LogitsCapture:
     def __init__(self, module: nn.Module) -> None:
         self._expected: int | None = None
         self._stop = False
+        self._alone = False
         self._logits: Tensor | None = None
+        self._first: Tensor | None = None
+        self.has_others = False
+        """Whether the last step had several outputs that could be the logits."""
         self._module = module
         self._handle = module.register_forward_hook(self._keep)
 
@@ -34,13 +38,17 @@ class LogitsCapture:
         """Whether the module was compiled in place, `module.compile()`, and the hook with it."""
         return getattr(self._module, "_compiled_call_impl", None) is not None
 
-    def arm(self, batch_size: int, *, stop: bool = False) -> None:
-        """Keep the first output with `batch_size` rows; with `stop` raise `ForwardDone` as soon as it is there."""
+    def arm(self, batch_size: int, *, stop: bool = False, alone: bool = False) -> None:
+        """Keep the first output with `batch_size` rows.
+
+        With `stop` raise `ForwardDone` as soon as it is there; with `alone` see whether there are others like it.
+        """
         self._expected, self._stop, self._logits = batch_size, stop, None
+        self._alone, self._first, self.has_others = alone, None, False
 
     def take(self) -> Tensor | None:
         """Return what was kept, if anything, and stop keeping."""
-        logits, self._logits, self._expected = self._logits, None, None
+        logits, self._logits, self._expected, self._first = self._logits, None, None, None
         return logits
 
     def remove(self) -> None:
@@ -48,13 +56,31 @@ class LogitsCapture:
         self._handle.remove()
 
     def _keep(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._expected is None or self._logits is not None:
+        if self._expected is None or (self._logits is not None and not self._alone):
             return
         logits = find_logits(output)
-        if logits is not None and logits.ndim > 0 and len(logits) == self._expected:
-            self._logits = logits.detach()
+        if logits is None or logits.ndim == 0 or len(logits) != self._expected:
+            return
+        if self._logits is not None:  # what the step returns comes by as well if there are several processes
+            self.has_others |= logits is not self._first and logits.shape == self._logits.shape
+        else:
+            self._logits, self._first = logits.detach(), logits
             if self._stop:
                 raise ForwardDone
+
+
+def watch(capture: LogitsCapture | None, module: nn.Module, name: str | None) -> LogitsCapture | None:
+    """Return what watches a module, or its submodule of that name; None as long as that has not been built."""
+    modules = dict(module.named_modules())
+    return LogitsCapture(modules[name or ""]) if capture is None and (name or "") in modules else capture
+
+
+def not_a_submodule(module: nn.Module, name: str | None) -> str:
+    """Return what to tell the user about a name that no submodule has."""
+    return (
+        f"Expected argument `logits` to name a submodule of {type(module).__name__} but got {name!r}. It has"
+        f" {[known for known, _ in module.named_modules() if known]}."
+    )
 
 
 @contextmanager

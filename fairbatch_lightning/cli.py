@@ -104,12 +104,13 @@ def _tradeoff(args: argparse.Namespace) -> None:
 
     if args.training is not None:
         _need("matplotlib")
-        train = training_command(args.training)
+        train, what = training_command(args.training), args.training
     else:
         _need("matplotlib", "torchvision")
         _quiet()
         train = partial(_train_demo, args)
-    points = sweep(train, args.thresholds, args.seeds, args.criterion, args.output)
+        what = f"the demo, epochs={args.epochs}, faces={args.faces}, alpha={args.alpha}"
+    points = sweep(train, what, args.thresholds, args.seeds, args.criterion, args.output)
     print("\n" + write_tradeoff(points, args.criterion, args.output))
     print(f"\nThe curve: {args.output / 'tradeoff.png'}")
 

@@ -203,8 +203,8 @@ def _length(dataset: Any) -> int:
 
 def _wrong_length(dataset: Any, length: int, role: Role) -> str:
     return (
-        f"Expected `{role}` to have one value for each of the {_length(dataset)} training samples but got {length}"
-        " values."
+        f"Expected `{role}` to have one value for each of the {_length(dataset)} samples of {type(dataset).__name__}"
+        f" but got {length} values."
     )
 
 
@@ -214,6 +214,6 @@ def _not_found(dataset: Any, source: Source, role: Role) -> str:
         dataset = dataset.dataset
     return (
         f"Found no {role} in {type(dataset).__name__}: it has no attribute, column or sample entry {wanted}."
-        f" Pass `{role}` as an array with one value per training sample, as the name of an attribute or column,"
-        f" as the position in the sample, or as a function of the dataset."
+        f" Pass `{role}` as the name of an attribute or column, as the position in the sample, as a function of the"
+        " dataset, or as an array with one value per sample."
     )

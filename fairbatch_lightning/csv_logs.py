@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,10 @@ import torch
 
 from fairbatch_lightning.audit import CRITERIA, Audit
 from fairbatch_lightning.logs import parts_of
-from fairbatch_lightning.plots import SharesOverTime
+from fairbatch_lightning.plots import SharesOverTime, times_of
 
-_Row = dict[str, float]
+_Key = tuple[str, ...]
+_Row = dict[_Key, float]
 
 
 @dataclass(frozen=True)
@@ -36,18 +39,17 @@ class Run:
     curves: dict[str, FairnessCurves]
     audits: dict[str, Audit]
 
-    @property
-    def final(self) -> tuple[str, Audit] | None:
-        """The last counts of predictions, and where they are from: test data if there are any."""
-        stages = sorted(self.audits, key=lambda stage: not stage.startswith("test"))
-        return (stages[0], self.audits[stages[0]]) if stages else None
+    def finals(self) -> dict[str, Audit]:
+        """Return the last counts of predictions, by where they are from: of test data if there are any."""
+        tested = {stage: audit for stage, audit in self.audits.items() if "test" in stage.split("/")}
+        return tested or self.audits
 
 
 def find_logs(directories: Iterable[Path]) -> dict[str, Path]:
     """Return the CSV logs in the directories, by names that tell them apart."""
     found: list[Path] = []
     for directory in directories:
-        logs = sorted(directory.rglob("metrics.csv"))
+        logs = sorted(directory.resolve().rglob("metrics.csv"))
         if not logs:
             raise FileNotFoundError(
                 f"Expected a log of Lightning's CSVLogger in {directory} but found no metrics.csv there. Train with"
@@ -55,15 +57,15 @@ def find_logs(directories: Iterable[Path]) -> dict[str, Path]:
             )
         found += logs
     places = [path.parent for path in dict.fromkeys(found)]
-    shared = len(places[0].parent.parts) if len(places) == 1 else _shared_parts(places)
-    return {"/".join(place.parts[shared:]): place / "metrics.csv" for place in places}
+    shared = _shared_parts(places) if len(places) > 1 else len(places[0].parts) - 1
+    return {"/".join(place.parts[shared:]) or place.name: place / "metrics.csv" for place in places}
 
 
 def read_run(name: str, path: Path) -> Run:
     """Read one log."""
     with path.open(newline="") as file:
-        rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
-    stages = sorted({key[1] + _suffix(key) for row in rows for key in map(parts_of, row) if key[0] == "fairness"})
+        rows = [_ours(row) for row in csv.DictReader(file)]
+    stages = sorted({stage for row in rows for key in row if (stage := _stage(key))})
     curves = {stage: _curves(rows, stage) for stage in stages}
     audits = {stage: _audit(rows, stage) for stage in stages}
     return Run(
@@ -74,77 +76,83 @@ def read_run(name: str, path: Path) -> Run:
     )
 
 
+def _ours(row: dict[str, str]) -> _Row:
+    """Return what the callbacks logged, and when, by the parts of the names; CSVLogger can put a prefix before them."""
+    found = {}
+    for name, value in row.items():
+        match = re.match(r"(?:[^/]*-)?(epoch|step|(?:fairbatch|fairness(?:_[^/]*)?)/.+)$", name)
+        if match and value:
+            with contextlib.suppress(ValueError):  # somebody else's, of a like name
+                found[parts_of(match[1])] = float(value)
+    return found
+
+
+def _stage(key: _Key) -> str:
+    """Return where FairnessMonitor measured it, as "val", "gender/test" or "val/dataloader_idx_1"; "" if it did not."""
+    if key[0].split("_")[0] != "fairness" or len(key) < 3 or key[1] not in ("val", "test"):
+        return ""
+    name = key[0].removeprefix("fairness").removeprefix("_")
+    return "/".join(part for part in (name, key[1], _loader(key)) if part)
+
+
+def _loader(key: _Key) -> str:
+    return key[-1] if key[-1].startswith("dataloader_idx_") else ""
+
+
 def _shares(rows: list[_Row]) -> SharesOverTime | None:
-    updates = [row for row in rows if "fairbatch/gap_max" in row]
-    names = dict.fromkeys(key for row in updates for key in map(parts_of, row) if key[:2] == ("fairbatch", "share"))
-    if not names:
+    updates = [row for row in rows if ("fairbatch", "gap_max") in row]
+    cells = {key[2:] for row in updates for key in row if key[:2] == ("fairbatch", "share")}
+    if not cells:
         return None
-    labels, groups = _in_order(key[2] for key in names), _in_order(key[3] for key in names)
-    first = next((row for row in rows if "fairbatch/gap_max" not in row and _has(row, "fairbatch", "share")), {})
+    labels, groups = _in_order(cell[0] for cell in cells), _in_order(cell[1] for cell in cells)
+    start: _Row = next(
+        (row for row in rows if row not in updates and any(k[:2] == ("fairbatch", "share") for k in row)), {}
+    )
 
     def matrix(kind: str, row: _Row) -> list[list[float]]:
-        known = {parts_of(key): value for key, value in row.items()}
-        return [[known.get(("fairbatch", kind, y, z), math.nan) for z in groups] for y in labels]
+        return [[row.get(("fairbatch", kind, y, z), math.nan) for z in groups] for y in labels]
 
-    gaps = [
-        [{parts_of(k): v for k, v in row.items()}.get(("fairbatch", "gap", y), math.nan) for y in labels]
-        for row in updates
-    ]
     return SharesOverTime(
         labels,
         groups,
-        shares=torch.tensor([matrix("share", row) for row in (first, *updates)]),
+        shares=torch.tensor([matrix("share", row) for row in (start, *updates)]),
         losses=torch.tensor([matrix("loss", row) for row in updates]),
-        gaps=torch.tensor(gaps),
+        gaps=torch.tensor([[row.get(("fairbatch", "gap", y), math.nan) for y in labels] for row in updates]),
     )
 
 
 def _curves(rows: list[_Row], stage: str) -> FairnessCurves | None:
-    named = [_of_stage(row, stage) for row in rows]
-    measured = [(row, values) for row, values in zip(rows, named, strict=True) if ("accuracy",) in values]
+    measured = [(row, found) for row in rows if ("accuracy",) in (found := _of_stage(row, stage))]
     if not measured:
         return None
-    epochs = [row.get("epoch", math.nan) for row, _ in measured]
-    several = len(set(epochs)) < len(epochs)
-    groups = _in_order({key[1] for _, values in measured for key in values if len(key) == 2 and key[0] == "accuracy"})
+    times, unit = times_of(*([row.get((name,), math.nan) for row, _ in measured] for name in ("epoch", "step")))
+    groups = _in_order(key[1] for _, found in measured for key in found if len(key) == 2 and key[0] == "accuracy")
+    names = "accuracy", "worst_group_accuracy", *CRITERIA
     return FairnessCurves(
-        [row["step"] for row, _ in measured] if several else epochs,
-        {n: [v.get((n,), math.nan) for _, v in measured] for n in ("accuracy", "worst_group_accuracy", *CRITERIA)},
-        {group: [values.get(("accuracy", group), math.nan) for _, values in measured] for group in groups},
-        "step" if several else "epoch",
+        times,
+        {name: [found.get((name,), math.nan) for _, found in measured] for name in names},
+        {group: [found.get(("accuracy", group), math.nan) for _, found in measured] for group in groups},
+        unit,
     )
 
 
 def _audit(rows: list[_Row], stage: str) -> Audit | None:
     """Return the last counts of predictions of a stage."""
     for row in reversed(rows):
-        named = _of_stage(row, stage)
-        counts = {key[1:]: value for key, value in named.items() if key[0] == "count"}
+        found = _of_stage(row, stage)
+        counts = {key[1:]: value for key, value in found.items() if key[0] == "count" and len(key) == 4}
         if counts:
             groups, labels = _in_order(key[0] for key in counts), _in_order(key[1] for key in counts)
             confusion = [[[counts.get((z, y, p), 0.0) for p in labels] for y in labels] for z in groups]
-            positive = [y for y in range(len(labels)) if named.get(("positive", labels[y]))]
+            positive = [y for y in range(len(labels)) if found.get(("positive", labels[y]))]
             only = positive[0] if len(positive) == 1 else None
             return Audit(torch.tensor(confusion, dtype=torch.int64), tuple(labels), tuple(groups), only)
     return None
 
 
-def _of_stage(row: _Row, stage: str) -> dict[tuple[str, ...], float]:
-    """Return what FairnessMonitor logged for a stage: {parts of the name after the stage: value}."""
-    found = {}
-    for name, value in row.items():
-        key = parts_of(name)
-        if key[0] == "fairness" and key[1] + _suffix(key) == stage:
-            found[key[2 : len(key) - bool(_suffix(key))]] = value
-    return found
-
-
-def _suffix(key: Sequence[str]) -> str:
-    return f"/{key[-1]}" if key[-1].startswith("dataloader_idx_") else ""
-
-
-def _has(row: _Row, *start: str) -> bool:
-    return any(parts_of(key)[: len(start)] == start for key in row)
+def _of_stage(row: _Row, stage: str) -> _Row:
+    """Return what FairnessMonitor logged for a stage, by the parts of the name after the stage."""
+    return {key[2 : len(key) - bool(_loader(key))]: value for key, value in row.items() if _stage(key) == stage}
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

@@ -25,6 +25,7 @@ from fairbatch_lightning.csv_logs import find_logs, read_run
 from fairbatch_lightning.disparities import equal_opportunity_rates
 from fairbatch_lightning.monitor import FairnessMonitor
 from fairbatch_lightning.report import write_report
+from fairbatch_lightning.tables import Table, as_text
 
 HEADS = {"round": (2, 0.75, 0.75), "long": (2, 0.55, 0.9), "square": (8, 0.7, 0.7)}  # order of the norm, half axes
 SMILING = {"round": 0.85, "long": 0.5, "square": 0.15}
@@ -157,9 +158,8 @@ def comparison(plain: Audit, fair: Audit) -> str:
     for y, label in enumerate(LABELS):
         for z, head in enumerate(plain.group_names):
             rows.append((f"error of {label}, {head} heads", float(wrong[0][z, y]), float(wrong[1][z, y])))
-    lines = [f"{'on the test set':<32}{'plain':>8}{'FairBatch':>12}"]
-    lines += [f"{name:<32}{first:>8.3f}{second:>12.3f}" for name, first, second in rows]
-    return "\n".join(lines)
+    texts = [[name, f"{first:.3f}", f"{second:.3f}"] for name, first, second in rows]
+    return as_text(Table("", ["on the test set", "plain", "FairBatch"], texts))
 
 
 def run(epochs: int, num_faces: int, alpha: float, threshold: float, seed: int, output: Path) -> tuple[Audit, Audit]:

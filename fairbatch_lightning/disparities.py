@@ -36,9 +36,13 @@ def group_confusion(predictions: Tensor, labels: Tensor, groups: Tensor, num_lab
             [[1, 1],
              [0, 0]]])
     """
-    flat = (groups * num_labels + labels) * num_labels + predictions
-    shape = num_groups, num_labels, num_labels
-    return torch.bincount(flat, minlength=num_groups * num_labels * num_labels).view(shape)
+    flat = places_in_confusion(predictions, labels, groups, num_labels)
+    return torch.bincount(flat, minlength=num_groups * num_labels**2).view(num_groups, num_labels, num_labels)
+
+
+def places_in_confusion(predictions: Tensor, labels: Tensor, groups: Tensor, num_labels: int) -> Tensor:
+    """Return where each sample counts in the flattened `(Z, Y, Y)` counts."""
+    return (groups * num_labels + labels) * num_labels + predictions
 
 
 def equal_opportunity_disparity(confusion: Tensor, positive: int | None = 1, form: Form = "difference") -> Tensor:

@@ -33,17 +33,26 @@ class _Disparity(GroupConfusion):
         if positive is not None and not 0 <= positive < num_labels:
             raise ValueError(f"Expected argument `positive` to be from 0 to {num_labels - 1} but got {positive}.")
         self.form, self.positive = form, positive
+        self._in_forward = self._warned = False
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
         """Whether more is better: of ratios, and of accuracies."""
         return self.form != "difference"
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Add samples and return the value of these alone, in which undefined is nothing to warn of."""
+        self._in_forward = True
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._in_forward = False
+
     def compute(self) -> Tensor:
         """Return the disparity; NaN where there is nothing to compare."""
         rates = self._rates(self.confusion)
         value = self._value(rates)
-        if not self._warned and bool(rates.by_group.isnan().any() or value.isnan().any()):
+        if not self._in_forward and not self._warned and bool(rates.by_group.isnan().any() or value.isnan().any()):
             self._warned = True
             warn(f"{type(self).__name__}: {_undefined(self.confusion)}")
         return value

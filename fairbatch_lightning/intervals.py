@@ -8,9 +8,9 @@ none of them is off by more than `q` in 95% of the resamples, the largest of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,16 +45,20 @@ def bootstrap_interval(
     if resamples < 1:
         raise ValueError(f"Expected argument `resamples` to be at least 1 but got {resamples}.")
     confusion = confusion.cpu()
-    measured = rates(confusion)
-    value = disparity(measured, form)
+    value = disparity(rates(confusion), form)
     if value.isnan():
         return value.expand(2).clone()
-    off_by = torch.cat([_off_by(rates(drawn), measured, form) for drawn in _resampled(confusion, resamples, seed)])
+    likely = _smoothed(confusion)
+    truth = rates(likely)
+    off_by = torch.cat([_off_by(rates(drawn), truth, form) for drawn in _resampled(confusion, likely, resamples, seed)])
     margin = float(off_by.quantile(level, interpolation="higher"))
     if form == "difference":
         return torch.stack([value - margin, value + margin]).clamp(0, 1)
-    low, high = (value * np.exp(-margin), value * np.exp(margin)) if margin < np.inf else (0.0, 1.0)
-    return torch.tensor([float(low), float(high)], dtype=value.dtype).clamp(0, 1)
+    centre = disparity(truth, form)
+    low, high = (
+        (centre * math.exp(-margin), centre * math.exp(margin)) if margin < math.inf else (0 * centre, centre + 1)
+    )
+    return torch.stack([torch.minimum(low, value), torch.maximum(high, value)]).clamp(0, 1)
 
 
 def wilson_interval(hits: Tensor, total: Tensor, *, level: float = 0.95) -> Tensor:
@@ -70,27 +74,31 @@ def wilson_interval(hits: Tensor, total: Tensor, *, level: float = 0.95) -> Tens
     return torch.stack([centre - half, centre + half]).clamp(0, 1)
 
 
-def _resampled(confusion: Tensor, resamples: int, seed: int) -> Iterator[Tensor]:
+def _smoothed(confusion: Tensor) -> Tensor:
+    """Return counts with one sample more in every cell, spread over all predictions, scaled to the cell's number.
+
+    Where all of five samples are predicted right, the next need not be.
+    """
+    number = confusion.double().sum(2, keepdim=True)
+    return number * (confusion + 1 / confusion.shape[2]) / (number + 1)
+
+
+def _resampled(confusion: Tensor, likely: Tensor, resamples: int, seed: int) -> Iterator[Tensor]:
     """Yield resampled counts, some `(R, Z, Y, Y)` at a time: drawing samples anew is drawing their counts."""
     random = np.random.default_rng(seed)
-    counts = confusion.flatten().numpy().astype(np.int64)
-    some = counts.nonzero()[0]
-    number = int(counts.sum())
-    at_once = max(1, _ENTRIES_AT_ONCE // len(counts))
+    chances = (likely / likely.sum()).flatten().numpy()
+    at_once = max(1, _ENTRIES_AT_ONCE // len(chances))
     for start in range(0, resamples, at_once):
-        size = min(at_once, resamples - start)
-        drawn: np.ndarray[Any, Any] = np.zeros((size, len(counts)), np.int64)
-        drawn[:, some] = random.multinomial(number, counts[some] / number, size)
-        yield torch.from_numpy(drawn).view(size, *confusion.shape)
+        drawn = random.multinomial(int(confusion.sum()), chances, min(at_once, resamples - start))
+        yield torch.from_numpy(drawn).view(-1, *confusion.shape)
 
 
-def _off_by(drawn: Rates, measured: Rates, form: Form) -> Tensor:
-    """Return how far the drawn rates are off the measured ones at most, `(R,)`: in what the disparity is made of."""
+def _off_by(drawn: Rates, truth: Rates, form: Form) -> Tensor:
+    """Return how far the drawn rates are off the true ones at most, `(R,)`: in what the disparity is made of."""
     if form == "difference":
-        deviations = (rates.by_group - rates.overall.unsqueeze(-2) for rates in (drawn, measured))
-        first, second = deviations
+        first, second = (rates.by_group - rates.overall.unsqueeze(-2) for rates in (drawn, truth))
         return (first - second).abs().nan_to_num(0).flatten(1).amax(1)
-    shift = drawn.by_group.log() - measured.by_group.log()  # NaN where a rate of 0 stays one, or a cell is not drawn
+    shift = drawn.by_group.log() - truth.by_group.log()  # NaN where a cell is not drawn
     highest = shift.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(1)
     lowest = shift.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).amin(1)
     return (highest - lowest).nan_to_num(nan=0, posinf=torch.inf).clamp(min=0).amax(1)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from fairbatch_lightning._warnings import warn
+
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
@@ -16,12 +18,12 @@ def log_name(*parts: str) -> str:
     >>> log_name("fairbatch", "share", "1", "Asian/Pacific")
     'fairbatch/share/1/Asian%2FPacific'
     """
-    return "/".join(part.replace("/", "%2F") for part in parts)
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
 
 
 def parts_of(name: str) -> tuple[str, ...]:
     """Return the parts of a name made by `log_name`."""
-    return tuple(part.replace("%2F", "/") for part in name.split("/"))
+    return tuple(part.replace("%2F", "/").replace("%25", "%") for part in name.split("/"))
 
 
 def log_at_once(trainer: Trainer, values: Mapping[str, float], *, only_csv: bool = False) -> None:
@@ -41,9 +43,12 @@ def log_figure(trainer: Trainer, name: str, draw: Callable[[], Any]) -> None:
     """Show a picture in TensorBoard, if that is where this run is logged and matplotlib is installed."""
     boards: list[Any] = [logger for logger in trainer.loggers if _is_a(logger, "TensorBoardLogger")]
     if boards and trainer.is_global_zero and find_spec("matplotlib") is not None:
-        figure = draw()
-        for board in boards:
-            board.experiment.add_figure(name, figure, trainer.fit_loop.epoch_loop._batches_that_stepped)
+        try:
+            figure = draw()
+            for board in boards:
+                board.experiment.add_figure(name, figure, trainer.fit_loop.epoch_loop._batches_that_stepped)
+        except Exception as error:
+            warn(f"The picture {name!r} for TensorBoard could not be drawn, and is left out: {error!r}")
 
 
 def _is_a(logger: object, name: str) -> bool:

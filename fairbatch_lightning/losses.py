@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,9 +45,9 @@ def error(logits: Tensor, labels: Tensor) -> Tensor:
     return (predicted(logits) != labels).to(logits.dtype)
 
 
-def predicted(logits: Tensor) -> Tensor:
-    """Return the class that the logits speak for, `(B,)`."""
-    return (logits.flatten() > 0).long() if _is_binary(logits) else logits.argmax(1)
+def predicted(logits: Tensor, threshold: float = 0.0) -> Tensor:
+    """Return the class that the logits speak for, `(B,)`; a single one per sample is cut at the threshold."""
+    return (logits.flatten() > threshold).long() if _is_binary(logits) else logits.argmax(1)
 
 
 def num_classes(logits: Tensor) -> int:
@@ -102,23 +102,25 @@ class SampleLoss:
 
     def _classes_of_cells(self, number: int) -> Tensor:
         """Return the class number that each cell's samples are measured against, `(Y * Z,)`."""
-        classes = classes_of_labels(self._index, number)
+        classes = torch.tensor(classes_of_labels(self._index.label_values, number))
         if self._target is not None:
             classes = classes[self._target].expand_as(classes)
         return classes.repeat_interleave(self._index.shape[1])
 
 
-def classes_of_labels(index: GroupIndex, number: int) -> Tensor:
-    """Return which of the model's classes each label is, `(Y,)`: the label itself where it can be, else its rank."""
-    values = index.label_values
-    if all(isinstance(value, int) and 0 <= value < number for value in values):
-        return torch.tensor(values)
+def classes_of_labels(values: Sequence[int | str], number: int) -> list[int]:
+    """Return which of the model's classes each label is: the label itself where all of them can be, else its rank.
+
+    >>> classes_of_labels([0, 2], 3), classes_of_labels(["cat", "dog"], 2), classes_of_labels([-1, 1], 2)
+    ([0, 2], [0, 1], [0, 1])
+    """
     if len(values) > number:
         raise ValueError(
-            f"Expected the model to have an output for each of the {len(values)} labels {list(index.label_names)} but"
-            f" its logits have {number}."
+            f"Expected the model to have an output for each of the {len(values)} labels {list(values)} but its logits"
+            f" have {number}."
         )
-    return torch.arange(len(values))
+    numbers = [value for value in values if isinstance(value, int) and 0 <= value < number]
+    return numbers if len(numbers) == len(values) else list(range(len(values)))
 
 
 def _is_binary(logits: Tensor) -> bool:

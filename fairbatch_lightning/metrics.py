@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fairbatch_lightning.disparities import places_in_confusion
 from fairbatch_lightning.plots import confusion_figure
 from fairbatch_lightning.values import check_range
 
@@ -79,7 +80,7 @@ class GroupConfusion(Metric):
     As input to `update` the metric takes, for `B` samples:
 
     - `preds`: predicted labels `(B,)`, or scores `(B, Y)` of which the largest counts, or with two labels the scores
-      `(B,)` of label 1, which count as 1 above `threshold`
+      `(B,)` or `(B, 1)` of label 1, which count as 1 above `threshold`
     - `target`: the label of every sample `(B,)`, from 0 to `num_labels - 1`
     - `groups`: the group of every sample `(B,)`, from 0 to `num_groups - 1`, whichever of them occur
 
@@ -114,7 +115,6 @@ class GroupConfusion(Metric):
             if number < least:
                 raise ValueError(f"Expected argument `{name}` to be at least {least} but got {number}.")
         self.num_labels, self.num_groups, self.threshold = num_labels, num_groups, threshold
-        self._warned = False
         shape = num_groups, num_labels, num_labels
         self.add_state("confusion", torch.zeros(shape, dtype=torch.int64), dist_reduce_fx="sum")
 
@@ -138,7 +138,7 @@ class GroupConfusion(Metric):
 
     def add(self, preds: Tensor, target: Tensor, groups: Tensor) -> None:
         """Add samples by their numbers: `update` without its checks, which wait for the device."""
-        flat = (groups * self.num_labels + target) * self.num_labels + preds
+        flat = places_in_confusion(preds, target, groups, self.num_labels)
         self.confusion.view(-1).index_add_(0, flat, torch.ones_like(flat))
 
     def compute(self) -> Tensor:
@@ -154,6 +154,13 @@ class GroupConfusion(Metric):
     def _predicted(self, preds: Tensor) -> Tensor:
         if not preds.is_floating_point():
             return preds
+        if bool(preds.isnan().any()):
+            raise ValueError(
+                f"Expected `preds` to be numbers but {int(preds.isnan().sum())} of {preds.numel()} are NaN: the model"
+                " has diverged."
+            )
+        if self.num_labels == 2 and preds.ndim == 2 and preds.shape[1] == 1:
+            preds = preds[:, 0]
         if preds.ndim == 2 and preds.shape[1] == self.num_labels:
             return preds.argmax(1)
         if self.num_labels != 2 or preds.ndim != 1:

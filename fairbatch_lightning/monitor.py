@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairbatch_lightning._lightning import AnyCallback
 from fairbatch_lightning._warnings import warn
-from fairbatch_lightning.audit import CRITERIA, Audit
-from fairbatch_lightning.capture import LogitsCapture
-from fairbatch_lightning.columns import Source
+from fairbatch_lightning.audit import CRITERIA, Audit, FairnessRecord
+from fairbatch_lightning.capture import LogitsCapture, not_a_submodule, watch
+from fairbatch_lightning.columns import Source, is_array
 from fairbatch_lightning.evaluation import no_logits, returned_logits
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.held_out import check_held_out, held_out_loaders
 from fairbatch_lightning.logs import log_at_once, log_figure, log_name
-from fairbatch_lightning.plots import confusion_figure, fairness_figure
-from fairbatch_lightning.predictions import CountedPredictions
+from fairbatch_lightning.plots import confusion_figure, fairness_figure, times_of
+from fairbatch_lightning.predictions import ClassNumbers, CountedPredictions
+from fairbatch_lightning.tables import show
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from matplotlib.figure import Figure
 
 STAGES = {"validate": "val", "test": "test"}
-
-
-@dataclass(frozen=True)
-class FairnessRecord:
-    """What was measured in one validation or test.
-
-    Args:
-        stage: "val" or "test", with "/dataloader_idx_<number>" if there are several DataLoaders.
-        epoch: The epoch in which it happened.
-        step: The Trainer's `global_step` at that time.
-        values: Accuracies and disparities by name.
-        group_accuracies: The accuracy of every group, by the group's name.
-    """
-
-    stage: str
-    epoch: int
-    step: int
-    values: dict[str, float]
-    group_accuracies: dict[str, float]
+MOST_COUNTS = 5000
+"""How many counts of predictions go to a CSV log at most."""
 
 
 class FairnessMonitor(AnyCallback):
@@ -53,9 +37,10 @@ class FairnessMonitor(AnyCallback):
     Logged after every validation, and under `fairness/test/` after a test: `fairness/val/accuracy`,
     `fairness/val/worst_group_accuracy`, `fairness/val/accuracy/<group>`, the disparities
     `fairness/val/equal_opportunity`, `fairness/val/equalized_odds` and `fairness/val/demographic_parity`, and each of
-    those as a ratio, `fairness/val/equalized_odds_ratio`. The names never change, so that ModelCheckpoint and
-    EarlyStopping can monitor them. With several DataLoaders they end in `/dataloader_idx_0` and so on. A CSVLogger also
-    gets the counts of predictions, from which `fairbatch report` draws confusion matrices.
+    those as a ratio, `fairness/val/equalized_odds_ratio`. But for the groups' names these never change, so that
+    ModelCheckpoint and EarlyStopping can monitor them. With several DataLoaders they end in `/dataloader_idx_0` and so
+    on. A CSVLogger also gets the counts of predictions (up to 5,000 of them), from which `fairbatch report` draws
+    confusion matrices.
 
     At the end of `trainer.test` a table shows every cell with its confidence interval; small cells are flagged.
 
@@ -65,10 +50,13 @@ class FairnessMonitor(AnyCallback):
             combinations. None finds `groups` and other usual names.
         labels: The same for the labels; None finds `targets` and other usual names.
         stages: Where to look: "validate", "test", or both.
-        positive_label: The label that equal opportunity and the ratios are about, as the data has it. None takes the
-            second of two labels, and of more than two each in turn, of which the worst counts.
+        positive_label: The label that disparities are about, as the data has it: equal opportunity compares how often
+            it is recognised, the others how often it is predicted. None takes the second of two labels, and of more
+            than two each in turn, of which the worst counts.
         logits: The name of the submodule that computes the logits, such as "net". None takes `{"logits": ...}` if
             `validation_step` returns that, else the module's own output, `self(x)`.
+        threshold: Where a single output per sample is cut: 0 for logits, 0.5 for probabilities.
+        name: For a second monitor, of another attribute: `name="gender"` logs under `fairness_gender/`.
     """
 
     def __init__(
@@ -79,23 +67,41 @@ class FairnessMonitor(AnyCallback):
         stages: Sequence[str] = tuple(STAGES),
         positive_label: int | str | None = None,
         logits: str | None = None,
+        threshold: float = 0.0,
+        name: str | None = None,
     ) -> None:
         stages = (stages,) if isinstance(stages, str) else tuple(stages)
         if not stages or not set(stages) <= set(STAGES):
             raise ValueError(f"Expected argument `stages` to be some of {list(STAGES)} but got {list(stages)}.")
         if logits is not None and not isinstance(logits, str):
             raise ValueError(f"Expected argument `logits` to be the name of a submodule but got {logits!r}.")
+        _check_source("groups", groups)
+        _check_source("labels", labels)
         self._groups, self._labels, self._stages = groups, labels, stages
-        self._positive_label, self._logits = positive_label, logits
+        self._positive_label, self._logits, self._threshold = positive_label, logits, threshold
+        self._name = name
+        self._prefix = "fairness" if name is None else f"fairness_{name}"
         self._capture: LogitsCapture | None = None
         self._watched: list[CountedPredictions] = []
         self._current: CountedPredictions | None = None
+        self._classes = ClassNumbers()
         self._warned: set[str] = set()
+        self._fitting = False
+        self._trainer: Trainer | None = None
         self.history: list[FairnessRecord] = []
         """One record for every validation and test."""
         self.audits: dict[str, Audit] = {}
         """The last counts of every stage."""
         self.log_dict: Any = None  # the Trainer puts the module's `log_dict` here
+
+    @property
+    def state_key(self) -> str:
+        """The name in checkpoints, of which each monitor needs its own."""
+        return self._generate_state_key(name=self._name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle what was measured, not the Trainer, module and data."""
+        return {**vars(self), "_trainer": None, "_capture": None, "_watched": [], "_current": None, "log_dict": None}
 
     def plot(self, stage: str | None = None) -> Figure:
         """Draw accuracies and disparities over the epochs.
@@ -108,10 +114,9 @@ class FairnessMonitor(AnyCallback):
         records = [record for record in self.history if record.stage == stage]
         if not records:
             raise ValueError(f"Expected a stage that was monitored, one of {sorted(set(stages))}, but got {stage!r}.")
-        epochs = [record.epoch for record in records]
-        several = len(set(epochs)) < len(epochs)
+        times, unit = times_of([record.epoch for record in records], [record.step for record in records])
         return fairness_figure(
-            [record.step for record in records] if several else epochs,
+            times,
             {
                 name: [record.values[name] for record in records]
                 for name in ("accuracy", "worst_group_accuracy", *CRITERIA)
@@ -120,7 +125,7 @@ class FairnessMonitor(AnyCallback):
                 group: [record.group_accuracies.get(group, float("nan")) for record in records]
                 for group in records[-1].group_accuracies
             },
-            xlabel="step" if several else "epoch",
+            xlabel=unit,
         )
 
     def plot_confusion(self, stage: str | None = None) -> Figure:
@@ -136,10 +141,12 @@ class FairnessMonitor(AnyCallback):
         return confusion_figure(audit.confusion, audit.label_names, audit.group_names)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Watch for the logits; a submodule may be built only later."""
-        self._watch_logits(pl_module)
-        if stage == "fit" and not trainer.current_epoch:
-            self.history.clear()
+        """Watch for the logits; a submodule may be built only later. Another Trainer's fit starts afresh."""
+        self._capture = watch(self._capture, pl_module, self._logits)
+        self._fitting = stage == "fit"
+        if self._fitting and self._trainer not in (None, trainer):
+            self.history, self.audits, self._classes = [], {}, ClassNumbers()
+        self._trainer = trainer
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out which samples the batches will hold."""
@@ -179,18 +186,17 @@ class FairnessMonitor(AnyCallback):
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the tables, and show the pictures in TensorBoard."""
-        for stage, audit in self.audits.items():
-            if stage.startswith("test"):
-                if trainer.is_global_zero and trainer.test_loop.verbose:
-                    audit.show(f"Fairness on {stage} data")
-                log_figure(trainer, f"fairness/{stage}/confusion", partial(self.plot_confusion, stage))
+        for stage in self._measured("test"):
+            if trainer.is_global_zero and trainer.test_loop.verbose:
+                for table in self.audits[stage].tables(f"Fairness on {stage} data"):
+                    show(table)
+            log_figure(trainer, f"{self._prefix}/{stage}/confusion", partial(self.plot_confusion, stage))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the pictures in TensorBoard."""
-        for stage in self.audits:
-            if stage.startswith("val"):
-                log_figure(trainer, f"fairness/{stage}", partial(self.plot, stage))
-                log_figure(trainer, f"fairness/{stage}/confusion", partial(self.plot_confusion, stage))
+        for stage in self._measured("val"):
+            log_figure(trainer, f"{self._prefix}/{stage}", partial(self.plot, stage))
+            log_figure(trainer, f"{self._prefix}/{stage}/confusion", partial(self.plot_confusion, stage))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave no trace in the user's objects."""
@@ -205,24 +211,23 @@ class FairnessMonitor(AnyCallback):
         return {"history": [asdict(record) for record in self.history]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what was measured."""
+        """Go on from what was measured; a checkpoint that is tested does not undo what was measured since."""
+        if not self._fitting:
+            return
         self.history = [FairnessRecord(**record) for record in state_dict["history"]]
 
-    def _watch_logits(self, pl_module: LightningModule) -> LogitsCapture | None:
-        modules = dict(pl_module.named_modules())
-        if self._capture is None and (self._logits or "") in modules:
-            self._capture = LogitsCapture(modules[self._logits or ""])
-        return self._capture
+    def _measured(self, stage: str) -> list[str]:
+        return [place for place in self.audits if place.split("/")[0] == stage]
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         earlier, self._watched = self._watched, []
-        if stage not in self._stages or trainer.sanity_checking:
+        if stage not in self._stages:
             return
-        if self._watch_logits(pl_module) is None:
-            raise ValueError(
-                f"Expected argument `logits` to name a submodule of {type(pl_module).__name__} but got"
-                f" {self._logits!r}. It has {[name for name, _ in pl_module.named_modules() if name]}."
-            )
+        for place in self._measured(STAGES[stage]):
+            del self.audits[place]
+        self._capture = watch(self._capture, pl_module, self._logits)
+        if self._capture is None:
+            raise ValueError(not_a_submodule(pl_module, self._logits))
         loaders = held_out_loaders(trainer)
         check_held_out(trainer, loaders, "FairnessMonitor")
         known = {id(watched.loader.dataset): watched.index for watched in earlier}
@@ -230,65 +235,64 @@ class FairnessMonitor(AnyCallback):
             index = known.get(id(loader.dataset))
             if index is None:
                 index = GroupIndex.from_dataset(loader.dataset, self._labels, self._groups)
-            self._watched.append(CountedPredictions(loader, index, pl_module.device))
+            settings = self._classes, self._positive_label, self._threshold
+            self._watched.append(CountedPredictions(loader, index, pl_module.device, *settings))
 
     def _before_batch(self, number: int) -> None:
         self._current = self._watched[number] if self._watched else None
         if self._current is not None and self._capture is not None:
-            self._capture.arm(len(self._current.next_batch()))
+            self._capture.arm(len(self._current.next_batch()), alone=True)
 
     def _after_batch(self, outputs: Any, step: str) -> None:
         if self._current is None or self._capture is None:
             return
         size, captured = len(self._current.samples), self._capture.take()
         logits = returned_logits(outputs, size) if self._logits is None else None
+        if logits is None and self._capture.has_others:
+            raise RuntimeError(
+                f"FairnessMonitor cannot tell which output is the prediction: `{step}` computes several for a batch, as"
+                f' for test-time augmentation. Return {{"logits": logits}} from `{step}`.'
+            )
         logits = captured if logits is None else logits
         if logits is None:
             raise RuntimeError(no_logits(size, step, "FairnessMonitor"))
         self._current.add(logits)
 
     def _end(self, trainer: Trainer, stage: str) -> None:
-        for number, watched in enumerate(self._watched):
+        """Log what was counted; a sanity check was only to see that it can be."""
+        for number, watched in enumerate(self._watched if not trainer.sanity_checking else []):
             suffix = f"/dataloader_idx_{number}" if len(self._watched) > 1 else ""
-            audit = watched.audit(self._positive_label, int(trainer.world_size))
-            if audit is None:
-                continue
-            self._log(trainer, stage, suffix, audit)
+            if (audit := watched.audit()) is not None:
+                for problem in set(watched.problems(stage + suffix, audit)) - self._warned:
+                    self._warned.add(problem)
+                    warn(f"FairnessMonitor: {problem}")
+                self._log(trainer, stage, suffix, audit)
 
     def _log(self, trainer: Trainer, stage: str, suffix: str, audit: Audit) -> None:
         place = stage + suffix
         values, accuracies = audit.values(), audit.group_accuracies()
-        self._warn_once(place, audit)
         self.audits[place] = audit
         self.history.append(FairnessRecord(place, trainer.current_epoch, trainer.global_step, values, accuracies))
-        named = {f"fairness/{stage}/{name}{suffix}": value for name, value in values.items()}
+        named = {log_name(self._prefix, stage, name) + suffix: value for name, value in values.items()}
         for group, value in accuracies.items():
-            named[log_name("fairness", stage, "accuracy", group) + suffix] = value
+            named[log_name(self._prefix, stage, "accuracy", group) + suffix] = value
         self.log_dict(named, batch_size=1, sync_dist=True, add_dataloader_idx=False)
-        counts = {
-            log_name("fairness", stage, "count", group, label, prediction) + suffix: int(audit.confusion[z, y, p])
-            for z, group in enumerate(audit.group_names)
-            for y, label in enumerate(audit.label_names)
-            for p, prediction in enumerate(audit.label_names)
-        }
-        for y, label in enumerate(audit.label_names):
-            counts[log_name("fairness", stage, "positive", label) + suffix] = int(audit.positive in (None, y))
-        log_at_once(trainer, {"epoch": trainer.current_epoch, **counts}, only_csv=True)
-
-    def _warn_once(self, place: str, audit: Audit) -> None:
-        problem = ""
-        if len(audit.group_names) == 1:
-            problem = f"all {place} samples are of the group {audit.group_names[0]}: disparities are NaN"
-        elif empty := audit.empty_cells():
-            problem = (
-                f"there are no {place} samples of the cells {empty}. Their rates are undefined and left out; where"
-                " fewer than two groups are left, a disparity is NaN"
-            )
-        if problem and problem not in self._warned:
-            self._warned.add(problem)
-            warn(f"FairnessMonitor: {problem}. Evaluate on data that has all of them.")
+        if audit.confusion.numel() <= MOST_COUNTS:
+            counts = {log_name(self._prefix, stage, *key) + suffix: n for key, n in audit.named_counts().items()}
+            log_at_once(trainer, {"epoch": trainer.current_epoch, **counts}, only_csv=True)
 
     def _detach(self) -> None:
         if self._capture is not None:
             self._capture.remove()
         self._capture, self._current, self._watched = None, None, []
+
+
+def _check_source(name: str, source: Source) -> None:
+    """Refuse an array: it does not say of which of the validation and test sets it is."""
+    several_names = isinstance(source, list | tuple) and all(isinstance(item, str) for item in source)
+    if is_array(source) and (not several_names or len(set(source)) < len(source)):
+        raise ValueError(
+            f"Expected argument `{name}` of FairnessMonitor to be the name of an attribute or column, a position in the"
+            " sample or a function of the dataset, to be found in every validation and test set, but got values:"
+            f" {type(source).__name__} of {len(source)}. Give the datasets an attribute with them."
+        )

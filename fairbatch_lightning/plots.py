@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MANY_LABELS = 12
+"""Of more labels than this a picture shows those with the largest gaps, and matrices no numbers."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +45,31 @@ class SharesOverTime:
 
 def shares_figure(over_time: SharesOverTime) -> Figure:
     """Draw the share and loss of every cell and the gap of every label over the updates."""
-    labels, groups = over_time.label_names, over_time.group_names
+    groups = over_time.group_names
+    largest = over_time.gaps.nan_to_num(0).amax(0).argsort(descending=True, stable=True)[:MANY_LABELS]
+    labels = {label: over_time.label_names[label] for label in sorted(largest.tolist())}
     figure, rows = _panels(len(labels), bands=3)
-    for label, name in enumerate(labels):
-        panel = rows[0][label]
+    for place, (label, name) in enumerate(labels.items()):
+        panel = rows[0][place]
         _draw_lines(panel, _named(groups, over_time.shares[:, label]), first=0)
-        panel.set(title=f"shares of label {name}", ylabel="part of the label's draws", ylim=(0, None))
-        panel = rows[1][label]
+        panel.set(title=_plain(f"shares of label {name}"), ylabel="part of the label's draws", ylim=(0, None))
+        panel = rows[1][place]
         _draw_lines(panel, _named(groups, over_time.losses[:, label]), first=1)
-        panel.set(title=f"losses of label {name}", ylabel="mean loss", ylim=(0, None))
+        panel.set(title=_plain(f"losses of label {name}"), ylabel="mean loss", ylim=(0, None))
     gaps, legend = rows[2][0], rows[2][1]
-    _draw_lines(gaps, _named([f"label {name}" for name in labels], over_time.gaps), first=1)
-    gaps.set(title="gap between groups", ylabel="difference of loss", ylim=(0, None))
+    names = [f"label {name}" for name in labels.values()]
+    _draw_lines(gaps, _named(names, over_time.gaps[:, list(labels)]), first=1)
+    some = f", {len(labels)} of {len(over_time.label_names)} labels" if len(labels) < len(over_time.label_names) else ""
+    gaps.set(title=f"gap between groups{some}", ylabel="difference of loss", ylim=(0, None))
     gaps.legend(frameon=False)
     _legend(legend, rows[0][0], "group")
     _finish(rows, xlabel="update")
     return figure
+
+
+def times_of(epochs: Sequence[float], steps: Sequence[float]) -> tuple[list[float], str]:
+    """Return when things happened, and in which unit: in steps if there are several in an epoch."""
+    return (list(steps), "step") if len(set(epochs)) < len(epochs) else (list(epochs), "epoch")
 
 
 def fairness_figure(
@@ -76,13 +87,14 @@ def fairness_figure(
         xlabel: What the times are.
     """
     figure, rows = _panels(3, bands=1)
-    accuracies = {name: line for name, line in values.items() if name.endswith("accuracy")}
+    named = {name.replace("_", " "): line for name, line in values.items()}
+    accuracies = {name: line for name, line in named.items() if name.endswith("accuracy")}
     for panel, title, lines in (
         (rows[0][0], "accuracy", accuracies),
-        (rows[0][1], "disparity (0 is fair)", {name: line for name, line in values.items() if name not in accuracies}),
+        (rows[0][1], "disparity (0 is fair)", {name: line for name, line in named.items() if name not in accuracies}),
         (rows[0][2], "accuracy by group", by_group),
     ):
-        _draw_lines(panel, {name.replace("_", " "): line for name, line in lines.items()}, places=times)
+        _draw_lines(panel, lines, places=times)
         panel.set(title=title)
         panel.legend(frameon=False, fontsize="small")
     rows[0][1].set(ylim=(0, None))
@@ -101,17 +113,18 @@ def confusion_figure(
         group_names: The groups; default: their numbers.
     """
     confusion = confusion.cpu()
-    labels = list(map(str, range(confusion.shape[1]))) if label_names is None else list(label_names)
-    groups = list(map(str, range(len(confusion)))) if group_names is None else list(group_names)
-    figure, rows = _panels(len(groups), bands=1, panel_size=max(2.6, 0.6 * len(labels)))
+    labels = list(map(_plain, range(confusion.shape[1]) if label_names is None else label_names))
+    groups = list(map(_plain, range(len(confusion)) if group_names is None else group_names))
+    figure, rows = _panels(len(groups), bands=1, panel_size=min(max(2.6, 0.6 * len(labels)), 0.6 * MANY_LABELS))
     rates = confusion / confusion.sum(2, keepdim=True)
     for group, (panel, name) in enumerate(zip(rows[0], groups, strict=False)):
         panel.imshow(rates[group].nan_to_num(0).numpy(), vmin=0, vmax=1, cmap="Blues")
-        if len(labels) <= 12:
+        if len(labels) <= MANY_LABELS:
             _write_counts(panel, rates[group], confusion[group])
         panel.set(title=f"{name} ({int(confusion[group].sum())})", xlabel="predicted", ylabel="label")
-        panel.set_xticks(range(len(labels)), labels, rotation=90 if max(map(len, labels)) > 8 else 0)
-        panel.set_yticks(range(len(labels)), labels)
+        if len(labels) <= 3 * MANY_LABELS:
+            panel.set_xticks(range(len(labels)), labels, rotation=90 if max(map(len, labels)) > 8 else 0)
+            panel.set_yticks(range(len(labels)), labels)
     for panel in rows[0][len(groups) :]:
         panel.axis("off")
     return figure
@@ -125,7 +138,6 @@ class TradeOffPoint:
         name: What to write next to it.
         accuracy: Higher is better.
         disparity: Lower is fairer.
-        series: Points of the same series look the same.
         disparity_interval: The ends of its confidence interval, if known.
         accuracy_interval: The ends of its confidence interval, if known.
     """
@@ -133,7 +145,6 @@ class TradeOffPoint:
     name: str
     accuracy: float
     disparity: float
-    series: str = ""
     disparity_interval: tuple[float, float] | None = None
     accuracy_interval: tuple[float, float] | None = None
 
@@ -146,7 +157,8 @@ def pareto_front(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
     ['b', 'a']
     """
     front: list[TradeOffPoint] = []
-    for point in sorted(points, key=lambda point: (point.disparity, -point.accuracy)):
+    known = [point for point in points if math.isfinite(point.accuracy) and math.isfinite(point.disparity)]
+    for point in sorted(known, key=lambda point: (point.disparity, -point.accuracy)):
         if not front or point.accuracy > front[-1].accuracy:
             front.append(point)
     return front
@@ -163,22 +175,19 @@ def tradeoff_figure(points: Sequence[TradeOffPoint], criterion: str) -> Figure:
     panel.plot(
         [p.disparity for p in front], [p.accuracy for p in front], "-", color="0.6", zorder=0, label="Pareto front"
     )
-    for number, series in enumerate(dict.fromkeys(point.series for point in known)):
-        some = [point for point in known if point.series == series]
-        panel.errorbar(
-            [p.disparity for p in some],
-            [p.accuracy for p in some],
-            xerr=_errors([p.disparity for p in some], [p.disparity_interval for p in some]),
-            yerr=_errors([p.accuracy for p in some], [p.accuracy_interval for p in some]),
-            linestyle="none",
-            marker=_MARKERS[number % 7],
-            color=_COLOURS[number % 7],
-            elinewidth=0.6,
-            label=series or None,
-        )
+    panel.errorbar(
+        [p.disparity for p in known],
+        [p.accuracy for p in known],
+        xerr=_errors([p.disparity for p in known], [p.disparity_interval for p in known]),
+        yerr=_errors([p.accuracy for p in known], [p.accuracy_interval for p in known]),
+        linestyle="none",
+        marker="o",
+        color=_COLOURS[0],
+        elinewidth=0.6,
+    )
     for point in known:
         panel.annotate(
-            point.name, (point.disparity, point.accuracy), (5, 4), textcoords="offset points", fontsize="small"
+            _plain(point.name), (point.disparity, point.accuracy), (5, 4), textcoords="offset points", fontsize="small"
         )
     panel.set(xlabel=f"{criterion} disparity (left is fairer)", ylabel="accuracy (up is better)", xlim=(0, None))
     panel.legend(frameon=False, fontsize="small")
@@ -210,7 +219,13 @@ def _draw_lines(
         where = range(first, first + len(values)) if places is None else places
         style = {"color": _COLOURS[number % 7], "linestyle": _STYLES[number % 4], "marker": _MARKERS[number % 7]}
         every = max(1, len(values) // 12)
-        panel.plot(where, values, markersize=4, markevery=every, label=name, **style)
+        panel.plot(where, values, markersize=4, markevery=every, label=_plain(name), **style)
+
+
+def _plain(name: object) -> str:
+    """Return a user's name so that matplotlib shows it as it is: no formula, and no line without a legend."""
+    text = str(name).replace("$", r"\$")
+    return "\u200b" + text if text.startswith("_") else text
 
 
 def _legend(panel: Any, drawn: Any, title: str) -> None:

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairbatch_lightning.audit import CRITERIA
+from fairbatch_lightning.audit import CELL_HEADER, CRITERIA
 from fairbatch_lightning.csv_logs import Run
 from fairbatch_lightning.plots import (
     TradeOffPoint,
@@ -58,7 +58,7 @@ def write_report(runs: Sequence[Run], output: Path) -> Path:
             drawn = confusion_figure(audit.confusion, audit.label_names, audit.group_names)
             caption = f"Confusion matrix of every group on {stage} data, the last one logged"
             page.figure(drawn, f"run{number}_{_file_name(stage)}_confusion", caption)
-            page.table(["label", "group", "samples", "right", "95% interval", ""], audit.cell_rows(), text=2)
+            page.table(CELL_HEADER, audit.cell_rows(), words=2)
     return page.write()
 
 
@@ -89,12 +89,12 @@ class _Page:
         text = escape(caption)
         self._parts.append(f'<figure><img src="{source}" alt="{text}"><figcaption>{text}</figcaption></figure>')
 
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -> None:
-        """Add a table whose first `text` columns are words, the others numbers."""
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> None:
+        """Add a table whose first columns are words, the others numbers."""
         head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
         body = ""
         for row in rows:
-            kinds = (' class="text"' if place < text else "" for place in range(len(row)))
+            kinds = (' class="text"' if place < words else "" for place in range(len(row)))
             body += (
                 "<tr>" + "".join(f"<td{kind}>{escape(c)}</td>" for c, kind in zip(row, kinds, strict=True)) + "</tr>"
             )
@@ -114,29 +114,30 @@ class _Page:
 
 def _add_summary(page: _Page, runs: Sequence[Run]) -> None:
     """Add how the runs came out, and where they are between accuracy and fairness."""
-    known = [(run, *run.final) for run in runs if run.final is not None]
-    if not known:
+    numbers = [
+        (run, stage, audit, audit.values(), audit.intervals()) for run in runs for stage, audit in run.finals().items()
+    ]
+    if not numbers:
         return
-    numbers = [(run, stage, audit, audit.values(), audit.intervals()) for run, stage, audit in known]
     for names in (("accuracy", "worst_group_accuracy", *CRITERIA), tuple(f"{name}_ratio" for name in CRITERIA)):
         rows = [
             [run.name, f"{stage}, {audit.num_samples}", *(_with_interval(values[n], intervals.get(n)) for n in names)]
             for run, stage, audit, values, intervals in numbers
         ]
-        page.table(["run", "samples", *(name.replace("_", " ") for name in names)], rows, text=2)
+        page.table(["run", "samples", *(name.replace("_", " ") for name in names)], rows, words=2)
     page.note("In brackets: 95% confidence intervals. Of disparities 0 is fair, of ratios 1 (four-fifths rule: 0.8).")
-    if len(known) > 1:
+    if len(numbers) > 1:
         page.start_row()
         for criterion in CRITERIA:
             points = [
                 TradeOffPoint(
-                    run.name,
+                    run.name if len(run.finals()) == 1 else f"{run.name}, {stage}",
                     values["accuracy"],
                     values[criterion],
                     disparity_interval=intervals[criterion],
                     accuracy_interval=intervals["accuracy"],
                 )
-                for run, _, _, values, intervals in numbers
+                for run, stage, _, values, intervals in numbers
             ]
             name = criterion.replace("_", " ")
             page.figure(tradeoff_figure(points, name), f"tradeoff_{criterion}", f"Accuracy and {name} of all runs")
@@ -146,7 +147,8 @@ def _add_summary(page: _Page, runs: Sequence[Run]) -> None:
 def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
     if math.isnan(value):
         return "undefined"
-    return f"{value:.3f}" + (f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval is not None else "")
+    known = interval is not None and not math.isnan(interval[0])
+    return f"{value:.3f}" + (f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval is not None and known else "")
 
 
 def _file_name(stage: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from statistics import mean
 
 from fairbatch_lightning.csv_logs import find_logs, read_run
 from fairbatch_lightning.plots import TradeOffPoint, pareto_front, tradeoff_figure
+from fairbatch_lightning.tables import Table, as_text
 
 Train = Callable[[float, int, Path], object]
 """Trains with a threshold and a seed, and writes a CSV log with the counts of FairnessMonitor into a directory."""
@@ -31,7 +33,10 @@ def training_command(template: str) -> Train:
         )
 
     def train(threshold: float, seed: int, log: Path) -> None:
-        words = [word.format(threshold=threshold, seed=seed, log=log) for word in shlex.split(template)]
+        values = {"{threshold}": f"{threshold:g}", "{seed}": str(seed), "{log}": str(log)}
+        words = shlex.split(template)
+        for name, value in values.items():
+            words = [word.replace(name, value) for word in words]
         done = subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]])  # noqa: S603 - the user's own command
         if done.returncode:
             raise RuntimeError(f"The training command failed with exit code {done.returncode}: {shlex.join(words)}")
@@ -39,16 +44,22 @@ def training_command(template: str) -> Train:
     return train
 
 
-def sweep(train: Train, thresholds: Sequence[float], seeds: int, criterion: str, output: Path) -> list[TradeOffPoint]:
+def sweep(
+    train: Train, what: str, thresholds: Sequence[float], seeds: int, criterion: str, output: Path
+) -> list[TradeOffPoint]:
     """Train with every threshold and seed, unless that was done before, and return the mean over seeds of each.
 
     Args:
         train: Trains once.
+        what: What is trained, to tell it from anything else.
         thresholds: The thresholds to try.
         seeds: How many seeds, from 0 on.
         criterion: Whose disparity to look at.
         output: Where logs go; what is there already is not trained again.
     """
+    if seeds < 1:
+        raise ValueError(f"Expected at least one seed but got {seeds}.")
+    _check_same(what, output / "training.txt")
     points = []
     for number, threshold in enumerate(thresholds):
         measured = []
@@ -57,6 +68,7 @@ def sweep(train: Train, thresholds: Sequence[float], seeds: int, criterion: str,
             if not log.exists():
                 print(f"{number * seeds + seed + 1}/{len(thresholds) * seeds} threshold {threshold:g}, seed {seed}")
                 unfinished = log.with_name(f"{log.name}_unfinished")
+                shutil.rmtree(unfinished, ignore_errors=True)
                 train(threshold, seed, unfinished)
                 _measured(unfinished, criterion)  # or it is not finished
                 unfinished.rename(log)
@@ -75,22 +87,31 @@ def write_tradeoff(points: Sequence[TradeOffPoint], criterion: str, output: Path
         writer = csv.writer(file)
         writer.writerow(["threshold", "accuracy", criterion, "pareto"])
         writer.writerows([p.name, p.accuracy, p.disparity, int(p in front)] for p in points)
-    lines = [f"{'threshold':<12}{'accuracy':>10}{name:>22}  on the Pareto front"]
-    lines += [f"{p.name:<12}{p.accuracy:>10.3f}{p.disparity:>22.3f}  {'yes' if p in front else ''}" for p in points]
-    return "\n".join(line.rstrip() for line in lines)
+    rows = [[p.name, f"{p.accuracy:.3f}", f"{p.disparity:.3f}", "yes" if p in front else ""] for p in points]
+    return as_text(Table("", ["threshold", "accuracy", name, "on the Pareto front"], rows))
+
+
+def _check_same(what: str, path: Path) -> None:
+    """Refuse to mix runs of different trainings."""
+    if path.exists() and path.read_text() != what:
+        raise ValueError(
+            f"Expected {path.parent} to hold runs of the same training but it has those of {path.read_text()!r}, not of"
+            f" {what!r}. Choose another --output, or delete it."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(what)
 
 
 def _measured(log: Path, criterion: str) -> tuple[float, float]:
     """Return accuracy and disparity at the end of a run."""
-    (name, path), *others = find_logs([log]).items()
-    final = read_run(name, path).final
-    if final is None or others:
+    audits = [audit for name, path in find_logs([log]).items() for audit in read_run(name, path).finals().values()]
+    if len(audits) != 1:
         raise ValueError(
-            f"Expected the training command to leave one CSV log with the counts of FairnessMonitor in {log} but found"
-            f" {len(others) + 1} logs{'' if final else ' without them'}. Use Trainer(callbacks=[FairnessMonitor(...),"
-            " ...], logger=CSVLogger(log))."
+            f"Expected the training command to leave one CSV log in {log} with the counts of FairnessMonitor on one"
+            f" test or validation set but found {len(audits)}. Use Trainer(callbacks=[FairnessMonitor(...), ...],"
+            " logger=CSVLogger(log))."
         )
-    values = final[1].values()
+    values = audits[0].values()
     return values["accuracy"], values[criterion]
 
 

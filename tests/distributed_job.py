@@ -4,6 +4,7 @@ python distributed_job.py FOLDER '{"strategy": "ddp", ...}'
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -99,6 +100,7 @@ def job(
     save_on_exception=False,
     drop_last=False,
     estimate="online",
+    own_data=False,
 ):
     torch.manual_seed(0)
     model = MODULES[module]()
@@ -124,6 +126,10 @@ def job(
     )
     data = loader(Subset(Toy(300), range(num_samples)), batch_size, num_workers=num_workers, drop_last=drop_last)
     held_out = Subset(Toy(300), range(num_samples, num_samples + 51))
+    if own_data:  # of every process: groups a and b, and b and c
+        rank = int(os.environ.get("LOCAL_RANK", 0))
+        wanted = ("ab", "bc")[rank] if devices > 1 else "abbc"
+        held_out = Subset(Toy(300), [i for group in wanted for i in range(300) if Toy(300).group[i] == group])
     resume(run, model, data, ckpt_path, DataLoader(held_out, batch_size=batch_size))
     if save:
         run.save_checkpoint(Path(folder) / save)

@@ -23,6 +23,7 @@ CORE = [
     "plots",
     "metrics",
     "fairness",
+    "tables",
     "audit",
     "losses",
     "capture",

@@ -113,10 +113,10 @@ class OwnBatches:
         (
             loader,
             {"groups": ["a"] * 100},
-            "`groups` to have one value for each of the 240 training samples but got 100",
+            "`groups` to have one value for each of the 240 samples of .* but got 100",
         ),
         (loader, {"groups": np.linspace(0, 1, 240)}, "`groups` to be categories .* numbers such as 0.00"),
-        (loader, {"groups": "ethnicity"}, "Found no groups in Toy: .* 'ethnicity'. Pass `groups` as an array"),
+        (loader, {"groups": "ethnicity"}, "Found no groups in Toy: .* 'ethnicity'. Pass `groups` as the name"),
         (loader, {"groups": [0] * 240}, "at least two groups to compare, .* Check the arguments `groups`"),
         (loader, {"min_share": 0.4}, "`min_share` to be at most 1/3 because a label has 3 groups, but got 0.4"),
         (loader, {"criterion": "equal_opportunity", "positive_label": 7}, r"`positive_label` to be one of .*\[0, 1\]"),

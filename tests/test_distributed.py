@@ -183,3 +183,16 @@ def test_monitor_counts_every_sample_once(use_distributed_sampler, tmp_path, fre
         assert torch.equal(rank["confusion"]["val"], one["confusion"]["val"])
         assert rank["fairness"] == one["fairness"]
     assert len(one["fairness"]["history"]) == 2
+
+
+def test_monitor_where_processes_have_data_of_their_own(tmp_path, free_port):
+    """With other groups each: they must not be taken for one another."""
+    options = {"module": "validated", "epochs": 1, "own_data": True}
+    ranks = run(
+        tmp_path / "two", free_port, strategy="ddp", devices=2, batch_size=10, use_distributed_sampler=False, **options
+    )
+    one = run(tmp_path / "one", free_port, batch_size=20, **options)[0]
+    for rank in ranks:
+        assert torch.equal(rank["confusion"]["val"], one["confusion"]["val"])
+        assert rank["fairness"] == one["fairness"]
+    assert list(one["fairness"]["history"][0]["group_accuracies"]) == ["a", "b", "c"]

@@ -50,7 +50,7 @@ def samples(num_labels=2, num_groups=4, num=400, seed=0, missing=()):
 
 
 def rate(of, among):
-    return float((of & among).sum() / among.sum()) if among.any() else float("nan")
+    return int((of & among).sum()) / int(among.sum()) if among.any() else float("nan")
 
 
 def brute_force(preds, target, groups, num_labels, num_groups):
@@ -171,12 +171,25 @@ def test_one_group_alone_is_not_fair_but_undefined(kind, form):
     assert len(caught) == 1
 
 
+def test_a_batch_without_a_group_is_nothing_to_warn_of():
+    metric = EqualizedOddsDisparity(2, 4)
+    preds, target, groups = samples()
+    for z in range(4):
+        assert metric(preds[groups == z], target[groups == z], groups[groups == z]).isnan()
+    assert float(metric.compute()) > 0
+    alone = EqualizedOddsDisparity(2, 5)
+    alone(preds, target, groups)
+    with pytest.warns(FairBatchWarning, match="group 4"):
+        alone.compute()
+
+
 def test_ratio_of_nothing_is_undefined():
     """Nobody is predicted to be positive: 0 / 0. All groups are treated alike, so that the difference is 0."""
     preds, target, groups = samples()
     metric, difference = DemographicParityDisparity(2, 4, "ratio", positive=1), DemographicParityDisparity(2, 4)
+    metric.update(torch.zeros_like(preds), target, groups)
     with pytest.warns(FairBatchWarning, match="DemographicParityDisparity: the ratio is NaN, 0 / 0, as the rate is 0"):
-        assert metric(torch.zeros_like(preds), target, groups).isnan()
+        assert metric.compute().isnan()
     assert difference(torch.zeros_like(preds), target, groups) == 0
 
 
@@ -187,8 +200,9 @@ def test_ratio_of_nothing_is_undefined():
         ([0.2, 0.7, 0.6], 0.5),
         ([-3.0, 0.1, 2.0], 0),
         ([[2.0, 1.0], [-1.0, 0.0], [0.0, 5.0]], 0.5),
+        ([[0.2], [0.7], [0.6]], 0.5),
     ],
-    ids=["labels", "probabilities", "logits", "columns"],
+    ids=["labels", "probabilities", "logits", "columns", "one column"],
 )
 def test_predictions_of_every_form(preds, threshold):
     metric = GroupConfusion(2, 1, threshold)
@@ -200,6 +214,7 @@ def test_predictions_of_every_form(preds, threshold):
     ("preds", "target", "groups", "message"),
     [
         ([-1.0, 2.0], [0, 1], [0, 1], r"from 0 to 1 but got some from -1 to 2. For logits use .*threshold=0"),
+        ([0.5, float("nan")], [0, 1], [0, 1], "`preds` to be numbers but 1 of 2 are NaN"),
         ([0, 2], [0, 1], [0, 1], "`preds` to be numbers from 0 to 1 but got some from 0 to 2"),
         ([0, 1], [0, -1], [0, 1], "`target` to be numbers from 0 to 1 but got some from -1 to 0"),
         ([0, 1], [0, 1], [0, 3], "`groups` to be numbers from 0 to 2 but got some from 0 to 3"),
@@ -269,7 +284,7 @@ def test_resampled_counts_are_those_of_resampled_data():
     rates = partial(d.demographic_parity_rates, positive=1)
     confusion = d.group_confusion(preds, target, groups, 2, 2)
     low, high = bootstrap_interval(confusion, rates, resamples=4000).tolist()
-    measured = (rates(confusion).by_group - rates(confusion).overall).flatten()
+    measured = (rates(confusion).by_group - rates(confusion).overall).flatten()  # so many that smoothing hardly shows
     rng = np.random.default_rng(0)
     off = []
     for _ in range(4000):
@@ -284,13 +299,22 @@ def test_resampled_counts_are_those_of_resampled_data():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("errors", [[[0.2, 0.2]] * 4, [[0.2, 0.1], [0.2, 0.2], [0.2, 0.4], [0.3, 0.2]]])
+@pytest.mark.parametrize(
+    ("errors", "sizes"),
+    [
+        ([[0.2, 0.2]] * 4, [3, 1, 1, 2]),
+        ([[0.2, 0.1], [0.2, 0.2], [0.2, 0.4], [0.3, 0.2]], [3, 1, 1, 2]),
+        ([[0.1, 0.1], [0.1, 0.1]], [50, 1]),  # cells of seven samples, in which there is often no error
+        ([[0.02, 0.02], [0.1, 0.1]], [15, 1]),
+    ],
+    ids=["fair", "unfair", "small group", "small group, few errors"],
+)
 @pytest.mark.parametrize("form", ["difference", "ratio"])
-def test_intervals_contain_the_truth(errors, form):
+def test_intervals_contain_the_truth(errors, sizes, form):
     """In 95% of data sets, also where the model is fair: a percentile interval would never contain that."""
     errors = torch.tensor(errors, dtype=torch.float64)
     truth = torch.stack([torch.stack([1 - errors, errors], 2)[:, 0], torch.stack([errors, 1 - errors], 2)[:, 1]], 1)
-    truth = truth * torch.tensor([3, 1, 1, 2])[:, None, None]
+    truth = truth * torch.tensor(sizes)[:, None, None]
     rates = partial(d.equalized_odds_rates, positive=1)
     exact = float(d.disparity(rates(truth), form))
     rng = np.random.default_rng(0)
@@ -321,6 +345,14 @@ def test_intervals_of_metrics():
 
 
 def test_interval_of_few_samples_is_wide_and_of_none_undefined():
+    all_right = torch.tensor([[[5, 0], [0, 5]], [[5, 0], [0, 5]]])
+    low, high = bootstrap_interval(all_right, partial(d.equalized_odds_rates, positive=None)).tolist()
+    assert low == 0
+    assert high > 0.2
+    never = torch.tensor([[[50, 0], [0, 50]], [[2, 0], [2, 0]]])
+    low, high = bootstrap_interval(never, partial(d.demographic_parity_rates, positive=1), "ratio").tolist()
+    assert low == 0
+    assert high > 0.3
     low, high = wilson_interval(torch.tensor([3]), torch.tensor([3]))[:, 0].tolist()
     assert low < 0.5
     assert high == 1

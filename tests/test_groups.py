@@ -267,10 +267,10 @@ class Broken(Dataset):
 @pytest.mark.parametrize(
     ("dataset", "arguments", "message"),
     [
-        (Faces(), {"groups": [0, 1, 0]}, "`groups` to have one value for each of the 8 training samples but got 3"),
-        (Subset(Faces(), [0, 1]), {"groups": [0, 1, 0]}, "each of the 8 training samples but got 3"),
-        (ConcatDataset([Faces(), Faces()]), {"groups": [0, 1, 0]}, "each of the 16 training samples but got 3"),
-        (Faces(), {"groups": lambda d: [1]}, "`groups` to have one value for each of the 8 training samples but got 1"),
+        (Faces(), {"groups": [0, 1, 0]}, "`groups` to have one value for each of the 8 samples of .* but got 3"),
+        (Subset(Faces(), [0, 1]), {"groups": [0, 1, 0]}, "each of the 8 samples of .* but got 3"),
+        (ConcatDataset([Faces(), Faces()]), {"groups": [0, 1, 0]}, "each of the 16 samples of .* but got 3"),
+        (Faces(), {"groups": lambda d: [1]}, "`groups` to have one value for each of the 8 samples of .* but got 1"),
         (Faces(), {"groups": [0.1] * 8}, "`groups` to be categories .* numbers such as 0.1.*torch.bucketize"),
         (Faces(), {"groups": torch.zeros(8, 2)}, r"one value per sample but got an array of shape \(8, 2\)"),
         (Faces(), {"groups": ["a", float("nan")] * 4}, "4 of 8 are missing .the first at index 1"),

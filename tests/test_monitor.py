@@ -18,9 +18,11 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from fairbatch_lightning import FairBatch, FairBatchWarning, FairnessMonitor, GroupIndex
+from fairbatch_lightning import Audit, FairBatch, FairBatchWarning, FairnessMonitor, GroupIndex
 from fairbatch_lightning import disparities as d
-from fairbatch_lightning.predictions import CountedPredictions
+from fairbatch_lightning.plots import confusion_figure
+from fairbatch_lightning.predictions import ClassNumbers, CountedPredictions
+from fairbatch_lightning.tables import show
 
 
 class Evaluated(ToyModule):
@@ -237,7 +239,7 @@ def test_a_class_that_validation_does_not_have_keeps_its_place():
     data = Toy(seed=1, num_labels=3)
     keep = [i for i, y in enumerate(data.targets) if y != 1]
     monitor = FairnessMonitor(groups="group")
-    with pytest.warns(FairBatchWarning, match=r"no val samples of the cells \(label 1, group a\)") as caught:
+    with pytest.warns(FairBatchWarning, match="tells 3 classes apart, but val data has no samples of 1. If") as caught:
         trainer(monitor, max_epochs=3).fit(
             Evaluated(num_labels=3), loader(Toy(num_labels=3)), held_out(Subset(data, keep))
         )
@@ -354,7 +356,7 @@ def test_training_is_the_same_with_and_without():
 def test_counts_live_where_the_module_is():
     data = Toy(seed=1)
     index = GroupIndex.from_dataset(data, groups="group")
-    counted = CountedPredictions(held_out(data), index, torch.device("meta"))
+    counted = CountedPredictions(held_out(data), index, torch.device("meta"), ClassNumbers())
     size = len(counted.next_batch())
     counted.add(torch.zeros(size, 2, device="meta"))
     assert counted._metric.confusion.device.type == "meta"
@@ -389,7 +391,7 @@ def test_table_without_rich(monkeypatch, capsys):
     run = trainer(monitor)
     run.test(Evaluated(), held_out(Toy(seed=3)), verbose=False)
     monkeypatch.setattr(builtins, "__import__", without_rich)
-    monitor.audits["test"].show("Fairness")
+    show(monitor.audits["test"].tables("Fairness")[0])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Fairness: 240 samples")
     assert lines[1].split() == ["label", "group", "samples", "right", "95%", "interval"]
@@ -489,7 +491,219 @@ def test_wrong_settings_are_refused():
         FairnessMonitor(groups="group", logits=3)
     with pytest.raises(ValueError, match="Found no groups in Toy"):
         trainer(FairnessMonitor(groups="race"), max_epochs=1).fit(Evaluated(), loader(), held_out())
-    with pytest.raises(ValueError, match=r"'maybe' to be one of the data's labels \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"`positive_label` to be one of the data's labels \[0, 1\] but got 'maybe'"):
         trainer(FairnessMonitor(groups="group", positive_label="maybe"), max_epochs=1).fit(
             Evaluated(), loader(), held_out()
         )
+    for values in (Toy().group, torch.zeros(240), [0, 1, 2]):
+        with pytest.raises(ValueError, match=r"`groups` of FairnessMonitor to be the name .* but got values"):
+            FairnessMonitor(groups=values)
+
+
+@pytest.mark.parametrize(
+    ("options", "loaders"),
+    [
+        ({"groups": "race"}, held_out),
+        ({"groups": "group", "logits": "head"}, held_out),
+        ({"groups": "group"}, lambda: held_out(shuffle=True)),
+    ],
+    ids=["groups", "logits", "shuffled"],
+)
+def test_mistakes_are_found_before_the_training(options, loaders):
+    run = trainer(FairnessMonitor(**options), max_epochs=1, num_sanity_val_steps=1)
+    with pytest.raises(ValueError, match=r"Found no groups|name a submodule|shuffles"):
+        run.fit(Evaluated(), loader(), loaders())
+    assert run.global_step == 0
+
+
+# ---- models and data that could be mistaken -------------------------------------------------------------------------
+
+
+class Sigmoid(Binary):
+    """Gives probabilities instead of logits."""
+
+    def forward(self, x):
+        return torch.sigmoid(self.net(x)).squeeze(1)
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.binary_cross_entropy(self(batch[0]), batch[1].float())
+
+
+def test_probabilities_are_noticed():
+    model, monitor = Sigmoid(), FairnessMonitor(groups="group")
+    with pytest.warns(FairBatchWarning, match=r"probabilities rather than logits, use FairnessMonitor.threshold=0.5"):
+        trainer(monitor, max_epochs=2).fit(model, loader(), held_out())
+    monitor = FairnessMonitor(groups="group", threshold=0.5)
+    model = Sigmoid()
+    trainer(monitor, max_epochs=2).fit(model, loader(), held_out())
+    assert torch.equal(monitor.audits["val"].confusion, by_hand(model, Toy(seed=1)))
+
+
+def test_a_diverged_model_is_not_fair():
+    class Diverged(Evaluated):
+        def forward(self, x):
+            return self.net(x) * (torch.nan if not self.training else 1)
+
+    monitor = FairnessMonitor(groups="group")
+    run = trainer(monitor, max_epochs=1)
+    with pytest.warns(FairBatchWarning, match="the logits of 240 val samples are NaN: the model has diverged"):
+        run.fit(Diverged(), loader(), held_out())
+    assert all(math.isnan(run.callback_metrics[name]) for name in NAMES)
+
+
+def test_labels_mean_the_same_class_in_data_that_lacks_one():
+    """Labels 1, 2, 3 of three classes; without 3 the others would look like class numbers."""
+    data, fewer = Toy(seed=1, num_labels=3), Toy(seed=1, num_labels=3)
+    data.label = [int(y) + 1 for y in data.targets]
+    keep = [i for i, y in enumerate(fewer.targets) if y != 2]
+    fewer.label = [int(y) + 1 for y in fewer.targets]
+    model, monitor = Evaluated(num_labels=3), FairnessMonitor(groups="group", labels="label", positive_label=3)
+    run = trainer(monitor)
+    run.validate(model, held_out(data), verbose=False)
+    with pytest.warns(FairBatchWarning, match="no samples of class 2"):
+        run.test(model, held_out(Subset(fewer, keep)), verbose=False)
+    expected = by_hand(model, data, 3)
+    assert torch.equal(monitor.audits["val"].confusion, expected)
+    assert torch.equal(monitor.audits["test"].confusion[:, :2], expected[:, :2])
+    assert monitor.audits["test"].positive == 2
+    run = trainer(FairnessMonitor(groups="group", labels="label"))
+    with pytest.warns(FairBatchWarning):
+        run.validate(model, held_out(Subset(fewer, keep)), verbose=False)  # 1 and 2 may be class numbers
+    with pytest.raises(
+        ValueError, match=r"labels \[1, 2, 3\], of which it is not known .* elsewhere it has \{1: 1, 2: 2\}"
+    ):
+        run.test(model, held_out(data), verbose=False)  # but then 3 is not
+
+
+def test_names_of_classes_that_do_not_occur_do_not_collide():
+    data = Toy(seed=1, num_labels=3)
+    data.classes = ["1", "2", "3"]
+    keep = [i for i, y in enumerate(data.targets) if y != 1]
+    monitor = FairnessMonitor(groups="group")
+    with pytest.warns(FairBatchWarning, match="no samples of class 1"):
+        trainer(monitor).validate(Evaluated(num_labels=3), held_out(Subset(data, keep)), verbose=False)
+    assert monitor.audits["val"].label_names == ("1", "class 1", "3")
+
+
+def test_several_outputs_in_a_step_are_refused():
+    class Augmenting(ToyModule):
+        def validation_step(self, batch, batch_idx):
+            return {"logits": self(batch[0]) + self(-batch[0])} if self.returns else self(batch[0]) + self(-batch[0])
+
+    model = Augmenting()
+    model.returns = False
+    with pytest.raises(RuntimeError, match=r"cannot tell which output .* test-time augmentation. Return \{\"logits\""):
+        trainer(FairnessMonitor(groups="group")).validate(model, held_out(), verbose=False)
+    model.returns = True
+    monitor = FairnessMonitor(groups="group")
+    trainer(monitor).validate(model, held_out(), verbose=False)
+    assert monitor.audits["val"].num_samples == 240
+
+
+def test_an_embedding_is_not_taken_for_logits_in_silence():
+    class Embedded(Evaluated):
+        def forward(self, x):
+            return torch.cat([x, x, x, x], 1)
+
+    with pytest.warns(FairBatchWarning, match="tells 16 classes apart, .* say where the logits are"):
+        trainer(FairnessMonitor(groups="group")).validate(Embedded(), held_out(), verbose=False)
+
+
+# ---- what was measured is not lost or mixed up ----------------------------------------------------------------------
+
+
+def test_testing_a_checkpoint_does_not_undo_what_was_measured(tmp_path):
+    monitor = FairnessMonitor(groups="group")
+    first = ModelCheckpoint(tmp_path, monitor="epoch_number", mode="min")
+
+    class Numbered(Evaluated):
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            self(batch[0])
+            self.log("epoch_number", float(self.current_epoch))
+
+    model = Numbered()
+    run = trainer(monitor, first, max_epochs=3, enable_checkpointing=True)
+    run.validate(model, held_out(), verbose=False)
+    run.fit(model, loader(), held_out())
+    run.test(model, held_out(), ckpt_path="best", verbose=False)
+    run.test(model, held_out(), ckpt_path="best", verbose=False)
+    assert [record.stage for record in monitor.history] == ["val"] * 4 + ["test"] * 2
+
+
+def test_no_table_of_an_earlier_test(capsys):
+    model, monitor = Evaluated(), FairnessMonitor(groups="group")
+    run = trainer(monitor)
+    run.test(model, [held_out(), held_out()])
+    assert capsys.readouterr().out.count("Fairness on test/dataloader_idx_") == 2
+    run.test(model, held_out())
+    printed = capsys.readouterr().out
+    assert "dataloader_idx" not in printed
+    assert printed.count("Fairness on test data") == 1
+    assert list(monitor.audits) == ["test"]
+
+
+def test_two_monitors_of_two_attributes(tmp_path):
+    data = Toy(seed=1)
+    data.half = [i % 2 for i in range(len(data))]
+    by_group, by_half = FairnessMonitor(groups="group"), FairnessMonitor(groups="half", name="half")
+    run = trainer(by_group, by_half, max_epochs=1)
+    run.fit(Evaluated(), loader(), held_out(data))
+    logged = run.callback_metrics
+    assert float(logged["fairness/val/accuracy"]) == float(logged["fairness_half/val/accuracy"])
+    assert "fairness_half/val/accuracy/1" in logged
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    resumed = FairnessMonitor(groups="half", name="half"), FairnessMonitor(groups="group")
+    resume(trainer(*resumed, max_epochs=2), Evaluated(), loader(), tmp_path / "a.ckpt", held_out(data))
+    assert resumed[0].history[0] == by_half.history[0]
+    assert resumed[1].history[0] == by_group.history[0]
+
+
+@pytest.mark.parametrize("names", [["$0_$25k", "$25k_$50k", "_other"], ["[/none]", "[unknown]", "a/b 50%"]])
+def test_names_are_shown_as_they_are(names, tmp_path, capsys):
+    data = Toy(seed=1)
+    data.income = [names[z] for z in data.group_ids]
+    train = Toy()
+    train.income = [names[z] for z in train.group_ids]
+    fairbatch, monitor = FairBatch(groups="income"), FairnessMonitor(groups="income")
+    run = trainer(fairbatch, monitor, max_epochs=1, logger=TensorBoardLogger(tmp_path))
+    model = Evaluated()
+    run.fit(model, loader(train), held_out(data))
+    run.test(model, held_out(data))
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+    for figure in (fairbatch.plot(), monitor.plot(), monitor.plot_confusion()):
+        figure.savefig(tmp_path / "figure.png")
+    shown = [text.get_text().strip("\u200b") for text in fairbatch.plot().axes[-1].get_legend().get_texts()]
+    assert shown == [name.replace("$", r"\$") for name in sorted(names)]
+
+
+def test_many_labels_stay_bearable(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    confusion = torch.randint(3, (4, 100, 100), generator=generator)
+    audit = Audit(confusion, tuple(map(str, range(100))), tuple("abcd"), None)
+    cells, measures = audit.tables("Fairness")
+    assert len(cells.rows) == 60
+    assert "the 60 of 400 cells that are worst off" in cells.title
+    assert float(cells.rows[0][3]) == float(smallest_part_right(confusion))
+    assert measures.rows[3][2]
+    width, height = confusion_figure(confusion).get_size_inches()
+    assert width * height < 600
+    large = Audit(torch.ones(3, 300, 300, dtype=torch.long), tuple(map(str, range(300))), tuple("abc"), None)
+    assert all(math.isnan(low) for name, (low, _) in large.intervals().items() if name != "accuracy")
+
+
+def smallest_part_right(confusion):
+    """The smallest part of a cell that is predicted right, as the table prints it."""
+    right = confusion.diagonal(dim1=1, dim2=2) / confusion.sum(2)
+    return f"{float(right.min()):.3f}"
+
+
+def test_counts_of_very_many_labels_are_not_logged(tmp_path):
+    data = Toy(seed=1, num_labels=2)
+    logger = CSVLogger(tmp_path)
+    with pytest.warns(FairBatchWarning, match="tells 60 classes apart"):
+        trainer(FairnessMonitor(groups="group"), logger=logger).validate(
+            Evaluated(num_labels=60), held_out(data), verbose=False
+        )
+    with open(f"{logger.log_dir}/metrics.csv") as file:
+        assert len(next(csv.reader(file))) < 30

@@ -71,7 +71,7 @@ def test_log_is_read_back_as_it_was(runs):
     assert curve.times == [0, 1, 2]
     assert curve.values["equalized_odds"] == pytest.approx([r.values["equalized_odds"] for r in measured])
     assert curve.by_group["b"] == pytest.approx([r.group_accuracies["b"] for r in measured])
-    assert run.final[0] == "test"
+    assert list(run.finals()) == ["test"]
 
 
 def test_what_was_not_logged_is_missing(runs, tmp_path):
@@ -81,13 +81,14 @@ def test_what_was_not_logged_is_missing(runs, tmp_path):
     run = read_run("only", only / "metrics.csv")
     assert run.shares.shares.shape == (4, 2, 3)
     assert not run.audits
-    assert run.final is None
+    assert not run.finals()
     assert write_report([run], tmp_path / "report").exists()
 
 
 def test_names_with_slashes_and_numbers_and_a_positive_label_of_ones_own(tmp_path):
     name = log_name("fairness", "val", "count", "Asian/Pacific", "0", "1")
     assert parts_of(name) == ("fairness", "val", "count", "Asian/Pacific", "0", "1")
+    assert parts_of(log_name("%2F", "50%", "a/b")) == ("%2F", "50%", "a/b")
     data = Toy(seed=1)
     data.region = [["10", "9", "Asian/Pacific"][z] for z in data.group_ids]
     monitor = FairnessMonitor(groups="region", positive_label=0)
@@ -115,13 +116,41 @@ def test_several_validation_loaders_and_validations(tmp_path):
     assert (tmp_path / "report" / "run0_val_dataloader_idx_1_confusion.png").exists()
 
 
-def test_logs_are_found_and_told_apart(runs, tmp_path):
+def test_logs_are_found_and_told_apart(runs, tmp_path, monkeypatch):
     folder, *_ = runs
     assert list(find_logs([folder])) == ["fair", "plain"]
     assert list(find_logs([folder / "plain", folder / "fair"])) == ["plain", "fair"]
     assert list(find_logs([folder / "plain", folder / "plain"])) == ["plain"]
+    monkeypatch.chdir(folder / "plain")
+    assert list(find_logs([Path(".")])) == ["plain"]
     with pytest.raises(FileNotFoundError, match=r"found no metrics.csv there. Train with Trainer\(logger=CSVLogger"):
         find_logs([tmp_path])
+
+
+def test_columns_of_others_do_no_harm(tmp_path):
+    class Chatty(Evaluated):
+        def on_validation_epoch_end(self):
+            for name in ("fairness", "fairness/gap", "fairness/val", "fairbatch", "fairness_x/y/z"):
+                self.log(name, 1.0)
+
+    monitors = FairnessMonitor(groups="group"), FairnessMonitor(groups="group", name="again")
+    logger = CSVLogger(tmp_path, name="", version="run", prefix="exp-1")
+    run = trainer(FairBatch(groups="group"), *monitors, logger=logger)
+    run.fit(Chatty(), loader(), DataLoader(Toy(seed=1), batch_size=33))
+    path = tmp_path / "run" / "metrics.csv"
+    rows = list(csv.DictReader(path.open()))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], "comment", "exp-1-fairness/val/note"])
+        writer.writeheader()
+        writer.writerows({**row, "comment": "True", "exp-1-fairness/val/note": "words"} for row in rows)
+    read = read_run("run", path)
+    assert list(read.audits) == ["again/val", "val"]
+    assert torch.equal(read.audits["again/val"].confusion, monitors[1].audits["val"].confusion)
+    assert read.shares.shares.shape == (4, 2, 3)
+    assert len(read.curves["val"].times) == 3
+    write_report([read], tmp_path / "report")
+    text = (tmp_path / "report" / "report.html").read_text()
+    assert "again/val, 240" in text
 
 
 def test_report_of_something_else_is_refused(tmp_path, capsys):
@@ -196,6 +225,8 @@ def test_pictures_of_many_labels_fit_on_a_page():
     drawn = SharesOverTime(labels, ["a", "b"], torch.rand(3, 10, 2), torch.rand(2, 10, 2), torch.rand(2, 10))
     figure = shares_figure(drawn)
     assert figure.get_size_inches()[0] <= 16
+    hundred = SharesOverTime(range(100), ["a", "b"], torch.rand(3, 100, 2), torch.rand(2, 100, 2), torch.rand(2, 100))
+    assert len(shares_figure(hundred).axes) == 12 + 12 + 12
     titles = [axes.get_title() for axes in figure.axes]
     assert all(f"shares of label {label}" in titles and f"losses of label {label}" in titles for label in labels)
 
@@ -220,6 +251,7 @@ def test_pareto_front_against_brute_force():
 def test_undefined_points_are_left_out_of_the_curve():
     figure = tradeoff_figure([TradeOffPoint("a", 0.9, 0.1), TradeOffPoint("b", 0.8, math.nan)], "equalized odds")
     assert [text.get_text() for text in figure.axes[0].texts] == ["a"]
+    assert [p.name for p in pareto_front([TradeOffPoint("b", 0.8, math.nan), TradeOffPoint("a", 0.9, 0.1)])] == ["a"]
 
 
 # ---- fairbatch tradeoff ---------------------------------------------------------------------------------------------
@@ -241,12 +273,12 @@ def test_sweep_trains_each_once_and_goes_on_where_it_stopped(tmp_path, capsys):
         train(threshold, seed, log)
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(counting, [0.0, math.inf], 2, "equalized_odds", tmp_path)
-    points = sweep(counting, [0.0, math.inf], 2, "equalized_odds", tmp_path)
+        sweep(counting, "ours", [0.0, math.inf], 2, "equalized_odds", tmp_path)
+    points = sweep(counting, "ours", [0.0, math.inf], 2, "equalized_odds", tmp_path)
     assert trained == [(0.0, 0), (0.0, 1), (math.inf, 0), (math.inf, 0), (math.inf, 1)]
     assert [point.name for point in points] == ["0", "inf"]
     values = [
-        read_run("x", next((tmp_path / "threshold_0" / f"seed_{seed}").rglob("metrics.csv"))).final[1].values()
+        read_run("x", next((tmp_path / "threshold_0" / f"seed_{seed}").rglob("metrics.csv"))).finals()["test"].values()
         for seed in range(2)
     ]
     assert points[0].accuracy == pytest.approx(np.mean([v["accuracy"] for v in values]))
@@ -297,9 +329,35 @@ def test_training_commands_that_cannot_work_are_refused(tmp_path, capsys):
     def silent(threshold, seed, log):
         fit(log.parent, log.name, test=False)
 
-    with pytest.raises(ValueError, match=r"found 1 logs without them. Use Trainer\(callbacks=\[FairnessMonitor"):
-        sweep(silent, [0.0], 1, "equalized_odds", tmp_path / "silent")
-    sweep(train, [0.0], 1, "equalized_odds", tmp_path / "silent")  # is trained again
+    with pytest.raises(ValueError, match=r"but found 0. Use Trainer\(callbacks=\[FairnessMonitor"):
+        sweep(silent, "ours", [0.0], 1, "equalized_odds", tmp_path / "silent")
+    sweep(train, "ours", [0.0], 1, "equalized_odds", tmp_path / "silent")  # is trained again
+    with pytest.raises(ValueError, match="runs of the same training but it has those of 'ours', not of 'theirs'"):
+        sweep(train, "theirs", [0.0], 1, "equalized_odds", tmp_path / "silent")
+    with pytest.raises(ValueError, match="at least one seed but got 0"):
+        sweep(train, "ours", [0.0], 0, "equalized_odds", tmp_path / "silent")
+
+
+def test_braces_in_a_command_are_left_alone(tmp_path):
+    out = tmp_path / "out.txt"
+    code = f"import sys; open({str(out)!r}, 'w').write(' '.join(sys.argv[1:]))"
+    training_command(f'python -c "{code}" {{"a": 1}} {{threshold}} {{}} {{log}}')(0.5, 0, Path("x"))
+    assert out.read_text() == "{a: 1} 0.5 {} x"
+
+
+def test_a_killed_run_is_trained_anew_in_a_clean_place(tmp_path):
+    """Also with a logger that makes a new directory each time."""
+
+    def versioned(threshold, seed, log):
+        run = trainer(FairnessMonitor(groups="group"), logger=CSVLogger(log), log_every_n_steps=1, max_epochs=1)
+        run.test(Evaluated(), DataLoader(Toy(seed=2), batch_size=33), verbose=False)
+        if len(list(log.rglob("metrics.csv"))) == 1 and not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(versioned, "ours", [0.0], 1, "equalized_odds", tmp_path / "out")
+    assert len(sweep(versioned, "ours", [0.0], 1, "equalized_odds", tmp_path / "out")) == 1
 
 
 @pytest.mark.slow
