@@ -102,7 +102,7 @@ class Audit:
         if self.num_broken:
             found.append(
                 f"the logits of {self.num_broken} {place} samples are NaN: the model has diverged, and nothing is known"
-                " of its fairness."
+                " of its fairness. Look at its training loss."
             )
         if len(self.group_names) == 1:
             found.append(

@@ -143,6 +143,7 @@ class FairBatch(AnyCallback):
         if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
             warn(
                 "FairBatch stays inactive: Trainer(overfit_batches=...) trains on the same few batches again and again."
+                " Leave that out to train fairly."
             )
             return
         self._capture = watch(self._capture, pl_module, self._settings.logits)  # a submodule may be built only later
@@ -258,7 +259,10 @@ class FairBatch(AnyCallback):
 
     def _check_alone(self, trainer: Trainer) -> None:
         if sum(isinstance(callback, FairBatch) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
-            raise ValueError("Expected one FairBatch callback but got several: a batch can follow only one of them.")
+            raise ValueError(
+                "Expected one FairBatch callback but got several: a batch can follow only one of them. For several"
+                " attributes use FairBatch(groups=[...])."
+            )
 
     def _state_to_go_on_from(self, trainer: Trainer) -> dict[str, Any] | None:
         """Return where an earlier fit of the same Trainer ended, if this one goes on from there."""

@@ -63,6 +63,17 @@ def is_array(source: object) -> bool:
     return not isinstance(source, str | int | Mapping) and not callable(source) and isinstance(source, Sized)
 
 
+def check_findable(name: str, source: Source) -> None:
+    """Refuse an array where there are several datasets: it does not say of which of them it is."""
+    several_names = isinstance(source, list | tuple) and all(isinstance(item, str) for item in source)
+    if is_array(source) and (not several_names or len(set(source)) < len(source)):
+        raise ValueError(
+            f"Expected argument `{name}` of FairnessMonitor to be the name of an attribute or column, a position in the"
+            " sample or a function of the dataset, to be found in every validation and test set, but got values:"
+            f" {type(source).__name__} of {len(source)}. Give the datasets an attribute with them."
+        )
+
+
 def fits(source: Any, dataset: Any) -> bool:
     """Return whether `source` has a value for every sample of the dataset, or of a dataset that it wraps."""
     while isinstance(dataset, Sized):

@@ -67,9 +67,11 @@ class GroupIndex:
         rows, label_values = _factorize(labels.values)
         columns, group_names = _combine(groups)
         if len(rows) != len(columns):
-            raise ValueError(f"Expected as many groups as labels but got {len(rows)} labels and {len(columns)} groups.")
+            raise ValueError(
+                f"Expected one label and one group per sample but got {len(rows)} labels and {len(columns)} groups."
+            )
         if not len(rows):
-            raise ValueError("Expected at least one training sample but got none.")
+            raise ValueError("Expected at least one sample but got none: the dataset is empty.")
         cells = np.empty(len(rows), np.min_scalar_type(len(label_values) * len(group_names)))
         for part in _parts(len(rows)):
             cells[part] = rows[part].astype(np.int64) * len(group_names) + columns[part]

@@ -194,7 +194,9 @@ def _position(contents: Any, name: str | int | None) -> int:
     """Return where the loader with this key or position is among the leaves."""
     keys = list(contents) if isinstance(contents, Mapping) else list(range(len(contents)))
     if len(keys) != len(tree_leaves(contents)):
-        raise ValueError("Expected the train DataLoaders in a list or a dict but got containers inside of it.")
+        raise ValueError(
+            "Expected the train DataLoaders in a list or a dict but got containers inside of it. Flatten them."
+        )
     if name is None:
         raise ValueError(
             f"FairBatch acts on one train DataLoader but got {len(keys)}. Name it, FairBatch(loader={keys[0]!r}), or"

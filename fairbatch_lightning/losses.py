@@ -55,7 +55,7 @@ def num_classes(logits: Tensor) -> int:
     if logits.ndim not in (1, 2):
         raise ValueError(
             "Expected the model to give one prediction per sample, as logits of shape (B,), (B, 1) or (B, C), but"
-            f" got {tuple(logits.shape)}."
+            f" got {tuple(logits.shape)}. Name the submodule that does, logits=..., or return {{'logits': ...}}."
         )
     return 2 if _is_binary(logits) else logits.shape[1]
 
@@ -117,7 +117,7 @@ def classes_of_labels(values: Sequence[int | str], number: int) -> list[int]:
     if len(values) > number:
         raise ValueError(
             f"Expected the model to have an output for each of the {len(values)} labels {list(values)} but its logits"
-            f" have {number}."
+            f" have {number}. Give its last layer as many outputs, or check the argument `labels`."
         )
     numbers = [value for value in values if isinstance(value, int) and 0 <= value < number]
     return numbers if len(numbers) == len(values) else list(range(len(values)))

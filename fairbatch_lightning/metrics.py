@@ -132,7 +132,7 @@ class GroupConfusion(Metric):
             ("groups", groups, self.num_groups),
         ):
             if values.is_floating_point():
-                raise ValueError(f"Expected `{name}` to be integers but got {values.dtype}.")
+                raise ValueError(f"Expected `{name}` to be integers but got {values.dtype}. Use `{name}.long()`.")
             check_range(name, values, number)
         self.add(preds.long(), target.long(), groups.long())
 
@@ -157,7 +157,7 @@ class GroupConfusion(Metric):
         if bool(preds.isnan().any()):
             raise ValueError(
                 f"Expected `preds` to be numbers but {int(preds.isnan().sum())} of {preds.numel()} are NaN: the model"
-                " has diverged."
+                " has diverged. Look at its training loss."
             )
         if self.num_labels == 2 and preds.ndim == 2 and preds.shape[1] == 1:
             preds = preds[:, 0]

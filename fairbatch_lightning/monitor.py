@@ -11,7 +11,7 @@ from fairbatch_lightning._lightning import AnyCallback
 from fairbatch_lightning._warnings import warn
 from fairbatch_lightning.audit import CRITERIA, Audit, FairnessRecord
 from fairbatch_lightning.capture import LogitsCapture, not_a_submodule, watch
-from fairbatch_lightning.columns import Source, is_array
+from fairbatch_lightning.columns import Source, check_findable
 from fairbatch_lightning.evaluation import no_logits, returned_logits
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.held_out import check_held_out, held_out_loaders
@@ -75,8 +75,8 @@ class FairnessMonitor(AnyCallback):
             raise ValueError(f"Expected argument `stages` to be some of {list(STAGES)} but got {list(stages)}.")
         if logits is not None and not isinstance(logits, str):
             raise ValueError(f"Expected argument `logits` to be the name of a submodule but got {logits!r}.")
-        _check_source("groups", groups)
-        _check_source("labels", labels)
+        check_findable("groups", groups)
+        check_findable("labels", labels)
         self._groups, self._labels, self._stages = groups, labels, stages
         self._positive_label, self._logits, self._threshold = positive_label, logits, threshold
         self._name = name
@@ -113,7 +113,7 @@ class FairnessMonitor(AnyCallback):
         stage = max(stages, key=stages.count, default=None) if stage is None else stage
         records = [record for record in self.history if record.stage == stage]
         if not records:
-            raise ValueError(f"Expected a stage that was monitored, one of {sorted(set(stages))}, but got {stage!r}.")
+            raise ValueError(_nothing_to_draw(stage, sorted(set(stages))))
         times, unit = times_of([record.epoch for record in records], [record.step for record in records])
         return fairness_figure(
             times,
@@ -136,7 +136,7 @@ class FairnessMonitor(AnyCallback):
         """
         stage = next(reversed(self.audits), None) if stage is None else stage
         if stage not in self.audits:
-            raise ValueError(f"Expected a stage that was monitored, one of {list(self.audits)}, but got {stage!r}.")
+            raise ValueError(_nothing_to_draw(stage, list(self.audits)))
         audit = self.audits[stage]
         return confusion_figure(audit.confusion, audit.label_names, audit.group_names)
 
@@ -263,9 +263,10 @@ class FairnessMonitor(AnyCallback):
         for number, watched in enumerate(self._watched if not trainer.sanity_checking else []):
             suffix = f"/dataloader_idx_{number}" if len(self._watched) > 1 else ""
             if (audit := watched.audit()) is not None:
-                for problem in set(watched.problems(stage + suffix, audit)) - self._warned:
-                    self._warned.add(problem)
+                problems = watched.problems(stage + suffix, audit)
+                for problem in (problem for problem in problems if problem not in self._warned):
                     warn(f"FairnessMonitor: {problem}")
+                self._warned.update(problems)
                 self._log(trainer, stage, suffix, audit)
 
     def _log(self, trainer: Trainer, stage: str, suffix: str, audit: Audit) -> None:
@@ -287,12 +288,7 @@ class FairnessMonitor(AnyCallback):
         self._capture, self._current, self._watched = None, None, []
 
 
-def _check_source(name: str, source: Source) -> None:
-    """Refuse an array: it does not say of which of the validation and test sets it is."""
-    several_names = isinstance(source, list | tuple) and all(isinstance(item, str) for item in source)
-    if is_array(source) and (not several_names or len(set(source)) < len(source)):
-        raise ValueError(
-            f"Expected argument `{name}` of FairnessMonitor to be the name of an attribute or column, a position in the"
-            " sample or a function of the dataset, to be found in every validation and test set, but got values:"
-            f" {type(source).__name__} of {len(source)}. Give the datasets an attribute with them."
-        )
+def _nothing_to_draw(stage: str | None, stages: list[str]) -> str:
+    if not stages:
+        return "Nothing has been monitored yet: fit, validate or test with the monitor among the Trainer's callbacks."
+    return f"Expected a stage that was monitored, one of {stages}, but got {stage!r}."

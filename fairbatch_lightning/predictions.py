@@ -127,7 +127,7 @@ class CountedPredictions:
         """Make room for the counts, now that the number of classes is known."""
         values = sorted(self._label_names)
         classes = self._classes.find(values, number)
-        names = {classes[value]: name for value, name in self._label_names.items()}
+        names = {label: self._label_names.get(value, str(value)) for value, label in classes.items()}
         taken = set(names.values())
         self.label_names = tuple(
             names.get(label, str(label) if str(label) not in taken else f"class {label}") for label in range(number)

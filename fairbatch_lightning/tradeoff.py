@@ -39,7 +39,9 @@ def training_command(template: str) -> Train:
             words = [word.replace(name, value) for word in words]
         done = subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]])  # noqa: S603 - the user's own command
         if done.returncode:
-            raise RuntimeError(f"The training command failed with exit code {done.returncode}: {shlex.join(words)}")
+            raise RuntimeError(
+                f"The training command failed with exit code {done.returncode}, see above: {shlex.join(words)}"
+            )
 
     return train
 

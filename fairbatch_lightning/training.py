@@ -236,7 +236,7 @@ class FairTraining:
             raise ValueError(
                 "Expected to resume on the training data that the checkpoint was made with. Its labels and groups"
                 f" {state['names']} had the counts {state['counts'].tolist()}, now {names} have"
-                f" {self.index.counts.tolist()}."
+                f" {self.index.counts.tolist()}. To train on other data, start a new fit without the checkpoint."
             )
         self.controller.load_state_dict(state["controller"])
         self._check_place(state["sampler"])

@@ -16,7 +16,9 @@ def categorical(values: Any, role: Role) -> tuple[np.ndarray[Any, Any], tuple[st
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
-        raise ValueError(f"Expected `{role}` to hold one value per sample but got an array of shape {array.shape}.")
+        raise ValueError(
+            f"Expected `{role}` to hold one value per sample but got an array of shape {array.shape}. Pass one column."
+        )
     if array.dtype.kind == "O":
         array = _from_objects(array, role)
     if array.dtype.kind == "b":
@@ -35,7 +37,7 @@ def check_range(name: str, values: torch.Tensor, number: int) -> None:
     if len(values) and not 0 <= int(values.min()) <= int(values.max()) < number:
         raise ValueError(
             f"Expected `{name}` to be numbers from 0 to {number - 1} but got some from {int(values.min())} to"
-            f" {int(values.max())}."
+            f" {int(values.max())}. Are the numbers of labels and groups right?"
         )
 
 

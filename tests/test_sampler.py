@@ -312,7 +312,7 @@ def test_is_what_the_readme_says_for_plain_pytorch():
         ({"shares": [[-0.5, 1.5], [1, 0]]}, "sum to 1 but got"),
         ({"shares": [[float("nan"), 1], [1, 0]]}, "sum to 1 but got"),
         ({"shares": [[0.5, 0.5], [0.5, 0.5]]}, r"share 0 for cells without samples .* \(label 1, group 1\)"),
-        ({"labels": [], "groups": []}, "at least one training sample"),
+        ({"labels": [], "groups": []}, "at least one sample but got none: the dataset is empty"),
     ],
 )
 def test_bad_input_is_refused(arguments, message):
