@@ -66,8 +66,8 @@ class Audit:
 
     def group_accuracies(self) -> dict[str, float]:
         """Return the accuracy of every group, by the group's name."""
-        accuracies = disparities.group_accuracy(self.confusion).tolist()
-        return dict(zip(self.group_names, accuracies, strict=True))
+        accuracies = dict(zip(self.group_names, disparities.group_accuracy(self.confusion).tolist(), strict=True))
+        return dict.fromkeys(accuracies, math.nan) if self.num_broken else accuracies
 
     def rates(self, criterion: str) -> Rates:
         """Return the rates that a criterion wants to be equal."""
@@ -130,6 +130,7 @@ class Audit:
             for y, label in enumerate(self.label_names)
             for p, prediction in enumerate(self.label_names)
         }
+        counts["nan",] = self.num_broken
         for y, label in enumerate(self.label_names):
             counts["positive", label] = int(self.positive in (None, y))
         return counts

@@ -64,7 +64,9 @@ def find_logs(directories: Iterable[Path]) -> dict[str, Path]:
 def read_run(name: str, path: Path) -> Run:
     """Read one log."""
     with path.open(newline="") as file:
-        rows = [_ours(row) for row in csv.DictReader(file)]
+        reader = csv.DictReader(file)
+        keys = _our_columns(reader.fieldnames or [])
+        rows = [_our_values(row, keys) for row in reader]
     stages = sorted({stage for row in rows for key in row if (stage := _stage(key))})
     curves = {stage: _curves(rows, stage) for stage in stages}
     audits = {stage: _audit(rows, stage) for stage in stages}
@@ -76,14 +78,18 @@ def read_run(name: str, path: Path) -> Run:
     )
 
 
-def _ours(row: dict[str, str]) -> _Row:
-    """Return what the callbacks logged, and when, by the parts of the names; CSVLogger can put a prefix before them."""
+def _our_columns(names: Iterable[str]) -> dict[str, _Key]:
+    """Return the parts of the names that the callbacks logged under; CSVLogger can put a prefix before them."""
+    ours = re.compile(r"(?:[^/]*-)?(epoch|step|(?:fairbatch|fairness(?:_[^/]*)?)/.+)$")
+    return {name: parts_of(match[1]) for name in names if (match := ours.match(name))}
+
+
+def _our_values(row: dict[str, str], keys: dict[str, _Key]) -> _Row:
     found = {}
-    for name, value in row.items():
-        match = re.match(r"(?:[^/]*-)?(epoch|step|(?:fairbatch|fairness(?:_[^/]*)?)/.+)$", name)
-        if match and value:
+    for name, key in keys.items():
+        if row[name]:
             with contextlib.suppress(ValueError):  # somebody else's, of a like name
-                found[parts_of(match[1])] = float(value)
+                found[key] = float(row[name])
     return found
 
 
@@ -105,9 +111,8 @@ def _shares(rows: list[_Row]) -> SharesOverTime | None:
     if not cells:
         return None
     labels, groups = _in_order(cell[0] for cell in cells), _in_order(cell[1] for cell in cells)
-    start: _Row = next(
-        (row for row in rows if row not in updates and any(k[:2] == ("fairbatch", "share") for k in row)), {}
-    )
+    others = (row for row in rows if ("fairbatch", "gap_max") not in row)
+    start: _Row = next((row for row in others if any(key[:2] == ("fairbatch", "share") for key in row)), {})
 
     def matrix(kind: str, row: _Row) -> list[list[float]]:
         return [[row.get(("fairbatch", kind, y, z), math.nan) for z in groups] for y in labels]
@@ -146,7 +151,8 @@ def _audit(rows: list[_Row], stage: str) -> Audit | None:
             confusion = [[[counts.get((z, y, p), 0.0) for p in labels] for y in labels] for z in groups]
             positive = [y for y in range(len(labels)) if found.get(("positive", labels[y]))]
             only = positive[0] if len(positive) == 1 else None
-            return Audit(torch.tensor(confusion, dtype=torch.int64), tuple(labels), tuple(groups), only)
+            counted = torch.tensor(confusion, dtype=torch.int64)
+            return Audit(counted, tuple(labels), tuple(groups), only, int(found.get(("nan",), 0)))
     return None
 
 

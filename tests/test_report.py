@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from fairbatch_lightning import FairBatch, FairnessMonitor
+from fairbatch_lightning import FairBatch, FairBatchWarning, FairnessMonitor
 from fairbatch_lightning.cli import main
 from fairbatch_lightning.csv_logs import find_logs, read_run
 from fairbatch_lightning.logs import log_name, parts_of
@@ -125,6 +125,21 @@ def test_logs_are_found_and_told_apart(runs, tmp_path, monkeypatch):
     assert list(find_logs([Path(".")])) == ["plain"]
     with pytest.raises(FileNotFoundError, match=r"found no metrics.csv there. Train with Trainer\(logger=CSVLogger"):
         find_logs([tmp_path])
+
+
+def test_a_diverged_model_is_not_fair_in_the_report_either(tmp_path):
+    class Diverged(Evaluated):
+        def forward(self, x):
+            return super().forward(x) * (1 if self.training else math.nan)
+
+    run = trainer(FairnessMonitor(groups="group"), logger=CSVLogger(tmp_path, name="", version="run"))
+    with pytest.warns(FairBatchWarning, match="240 val samples are NaN"):
+        run.validate(Diverged(), DataLoader(Toy(seed=1), batch_size=33), verbose=False)
+    audit = read_run("run", tmp_path / "run" / "metrics.csv").audits["val"]
+    assert audit.num_broken == 240
+    assert math.isnan(audit.values()["equalized_odds"])
+    write_report([read_run("run", tmp_path / "run" / "metrics.csv")], tmp_path / "report")
+    assert "undefined" in (tmp_path / "report" / "report.html").read_text()
 
 
 def test_columns_of_others_do_no_harm(tmp_path):
