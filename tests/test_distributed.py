@@ -8,31 +8,55 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_job import WithBatchNorm
+from distributed_job import WithBatchNorm, job
 from helpers import Toy
+
+from fairbatch_lightning import FairBatchWarning
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "distributed_job.py"
 
 
-def start(folder, port, limit=120, **arguments):
-    """Run the job in processes of its own, with a hard time limit."""
+def start(folder, port, limit=120, launcher="ours", **arguments):
+    """Run the job in processes of its own, with a hard time limit.
+
+    They start at once, as with torchrun; with Lightning's launcher the second one waits until the first has started.
+    """
     folder.mkdir(exist_ok=True)
     for old in folder.glob("rank*.pt"):
         old.unlink()
     command = ["timeout", "-s", "KILL", str(limit), sys.executable, str(SCRIPT), str(folder), json.dumps(arguments)]
     environment = {**os.environ, "MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    number = 1 if launcher == "lightning" or arguments["strategy"] == "ddp_spawn" else arguments["devices"]
+    processes = []
+    for rank in range(number):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}
+        place = {name: str(value) for name, value in place.items()} if number > 1 else {}
+        elastic = {**environment, **place, **({"TORCHELASTIC_RUN_ID": "test"} if number > 1 else {})}
+        with (folder / f"stderr{rank}.txt").open("w") as errors:
+            processes.append(subprocess.Popen(command, env=elastic, stdout=subprocess.DEVNULL, stderr=errors))
+    codes = [process.wait() for process in processes]
+    return codes, "".join((folder / f"stderr{rank}.txt").read_text() for rank in range(number))
+
+
+def run_alone(folder, **arguments):
+    """Run the job in this process."""
+    folder.mkdir(exist_ok=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        job(folder, **arguments)
+    finally:
+        torch.set_num_threads(threads)
+    return torch.load(folder / "rank0.pt", weights_only=True)
 
 
 def run(folder, port, **arguments):
-    """Run the job; return what each process saw."""
-    done = start(folder, port, **arguments)
-    assert done.returncode == 0, done.stderr[-3000:]
+    """Run the job in several processes; return what each of them saw."""
+    codes, errors = start(folder, port, **arguments)
+    assert not any(codes), errors[-3000:]
     ranks = [torch.load(path, weights_only=True) for path in sorted(folder.glob("rank*.pt"))]
-    assert len(ranks) == arguments.get("devices", 1)
-    for rank in ranks:
-        rank["stderr"] = done.stderr
+    assert len(ranks) == arguments["devices"]
     return ranks
 
 
@@ -58,7 +82,7 @@ def joined(ranks):
 @pytest.mark.parametrize(
     "options",
     [
-        {"strategy": "ddp"},
+        {"strategy": "ddp", "launcher": "lightning"},
         {"strategy": "ddp_spawn"},
         {"strategy": "ddp", "use_distributed_sampler": False},
         {"strategy": "ddp", "num_workers": 2, "num_samples": 240, "drop_last": True},
@@ -71,8 +95,10 @@ def joined(ranks):
 )
 def test_two_processes_are_one_with_twice_the_batch(options, tmp_path, free_port):
     ranks = run(tmp_path / "two", free_port, devices=2, batch_size=10, **options)
-    alone = {key: value for key, value in options.items() if key not in ("strategy", "use_distributed_sampler")}
-    one = run(tmp_path / "one", free_port, batch_size=20, **alone)[0]
+    alone = {
+        key: value for key, value in options.items() if key not in ("strategy", "launcher", "use_distributed_sampler")
+    }
+    one = run_alone(tmp_path / "one", batch_size=20, **alone)
     assert joined(ranks) == one["batches"]
     assert_equal_history(ranks[0], ranks[1])
     assert torch.equal(ranks[0]["shares"], ranks[1]["shares"])
@@ -116,10 +142,11 @@ def test_resume_is_exact_and_with_another_number_of_processes_says_what_it_does(
         assert_equal_history(rank, expected)
         for name, value in rank["weights"].items():
             assert torch.equal(value, expected["weights"][name]), name
-    alone = run(tmp_path / "alone", free_port, ckpt_path=path, batch_size=10, module="batchnorm", epochs=3)[0]
+    said = "middle of epoch 1, which had 13 batches of 20 samples and now has 25 of 10"
+    with pytest.warns(FairBatchWarning, match=said):
+        alone = run_alone(tmp_path / "alone", ckpt_path=path, batch_size=10, module="batchnorm", epochs=3)
     assert [record["epoch"] for record in alone["history"]] == [0, 1, 2]
     assert torch.equal(alone["history"][1]["shares_before"], whole[0]["history"][0]["shares_after"])
-    assert "middle of epoch 1, which had 13 batches of 20 samples and now has 25 of 10" in alone["stderr"]
 
 
 def test_fsdp2_trains_and_resumes(tmp_path, free_port):
@@ -159,7 +186,7 @@ def test_tensor_parallel_processes_count_once(tmp_path, free_port):
     options = {"strategy": "model_parallel", "devices": 2, "batch_size": 20, "module": "tensor parallel"}
     whole = run(tmp_path, free_port, save_every=8, **options)
     assert whole[0]["batches"] == whole[1]["batches"]
-    alone = run(tmp_path / "alone", free_port, batch_size=20)[0]
+    alone = run_alone(tmp_path / "alone", batch_size=20)
     assert alone["batches"] == whole[0]["batches"]
     assert_equal_history(whole[0], alone, exact=False)
 
@@ -177,7 +204,7 @@ def test_monitor_counts_every_sample_once(use_distributed_sampler, tmp_path, fre
         use_distributed_sampler=use_distributed_sampler,
         **options,
     )
-    one = run(tmp_path / "one", free_port, batch_size=20, **options)[0]
+    one = run_alone(tmp_path / "one", batch_size=20, **options)
     assert one["confusion"]["val"].sum() == 51
     for rank in ranks:
         assert torch.equal(rank["confusion"]["val"], one["confusion"]["val"])
@@ -191,7 +218,7 @@ def test_monitor_where_processes_have_data_of_their_own(tmp_path, free_port):
     ranks = run(
         tmp_path / "two", free_port, strategy="ddp", devices=2, batch_size=10, use_distributed_sampler=False, **options
     )
-    one = run(tmp_path / "one", free_port, batch_size=20, **options)[0]
+    one = run_alone(tmp_path / "one", batch_size=20, **options)
     for rank in ranks:
         assert torch.equal(rank["confusion"]["val"], one["confusion"]["val"])
         assert rank["fairness"] == one["fairness"]

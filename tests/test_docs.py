@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers import needed
 from lightning.pytorch.cli import instantiate_class
 
 ROOT = Path(__file__).parent.parent
@@ -42,12 +43,15 @@ def run_yaml(code):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_blocks_run(page, tmp_path, monkeypatch):
+    """All but those for Hugging Face's models, which have a test of their own."""
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "snippet"}
     exec(
         "from lightning import Trainer\nfrom fairbatch_lightning import FairBatch", namespace
     )  # the one line needs them
     for number, (language, code) in enumerate(blocks(page)):
+        if "transformers" in code:
+            continue
         if language == "python":
             exec(compile(code, f"{page.name}, block {number}", "exec"), namespace)
         elif language == "bash":
@@ -56,6 +60,17 @@ def test_blocks_run(page, tmp_path, monkeypatch):
             run_yaml(code)
         else:
             pytest.fail(f"{page.name}: nobody runs a block of {language or 'no language'}: {code[:100]}")
+
+
+@pytest.mark.slow
+def test_blocks_with_hugging_faces_models_run(tmp_path, monkeypatch):
+    needed("transformers")
+    monkeypatch.chdir(tmp_path)
+    found = blocks(ROOT / "docs" / "recipes.md")
+    (block,) = (code for _, code in found if "transformers" in code)
+    namespace = {"__name__": "snippet"}
+    for code in (found[0][1], block):
+        exec(compile(code, "recipes.md", "exec"), namespace)
 
 
 def test_links_lead_somewhere():
