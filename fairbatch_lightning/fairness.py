@@ -89,6 +89,7 @@ class EqualOpportunityDisparity(_Disparity):
         threshold: Where scores `(B,)` are cut: 0.5 for probabilities, 0 for logits.
         kwargs: Arguments of every `torchmetrics.Metric`.
 
+    >>> import torch
     >>> preds, target = torch.tensor([1, 1, 1, 0]), torch.tensor([1, 1, 1, 1])
     >>> metric = EqualOpportunityDisparity(num_labels=2, num_groups=2)
     >>> metric(preds, target, groups=torch.tensor([0, 0, 1, 1]))
@@ -126,6 +127,7 @@ class EqualizedOddsDisparity(_Disparity):
         threshold: Where scores `(B,)` are cut: 0.5 for probabilities, 0 for logits.
         kwargs: Arguments of every `torchmetrics.Metric`.
 
+    >>> import torch
     >>> preds, target = torch.tensor([1, 1, 1, 0]), torch.tensor([1, 1, 1, 1])
     >>> metric = EqualizedOddsDisparity(num_labels=2, num_groups=2, form="ratio", positive=1)
     >>> metric.update(preds, target, groups=torch.tensor([0, 0, 1, 1]))
@@ -153,6 +155,7 @@ class DemographicParityDisparity(_Disparity):
         threshold: Where scores `(B,)` are cut: 0.5 for probabilities, 0 for logits.
         kwargs: Arguments of every `torchmetrics.Metric`.
 
+    >>> import torch
     >>> preds, target = torch.tensor([1, 1, 1, 0]), torch.tensor([1, 0, 1, 0])
     >>> metric = DemographicParityDisparity(num_labels=2, num_groups=2, form="ratio", positive=1)
     >>> metric(preds, target, groups=torch.tensor([0, 0, 1, 1]))
@@ -177,6 +180,7 @@ class GroupAccuracy(_Disparity):
         threshold: Where scores `(B,)` are cut: 0.5 for probabilities, 0 for logits.
         kwargs: Arguments of every `torchmetrics.Metric`.
 
+    >>> import torch
     >>> preds, target = torch.tensor([1, 1, 1, 0]), torch.tensor([1, 1, 1, 1])
     >>> metric = GroupAccuracy(num_labels=2, num_groups=2)
     >>> metric(preds, target, groups=torch.tensor([0, 0, 1, 1]))

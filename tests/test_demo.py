@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,16 +52,32 @@ def test_comparison_shows_every_cell():
     assert lines[-1].split()[-2:] == ["0.400", "0.100"]
 
 
-@pytest.mark.slow
-def test_demo_runs_as_a_module(tmp_path):
-    command = [sys.executable, "-m", "fairbatch_lightning", "demo", "--epochs", "2", "--faces", "300"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Run a short demo; return its output and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "fairbatch_lightning", "demo", "--epochs", "2", "--faces", "200"]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
+    return folder / "fairbatch_demo", run
+
+
+@pytest.mark.slow
+def test_demo_runs_as_a_module(demo):
+    output, run = demo
     assert "equalized odds disparity" in run.stdout
     assert "error of smiling, square heads" in run.stdout
     assert "fairbatch/gap_max" in run.stdout + run.stderr
     assert "Warning" not in run.stderr
-    output = tmp_path / "fairbatch_demo"
     assert (output / "report.html").exists()
     names = [read_run(name, path).name for name, path in find_logs([output]).items()]
     assert names == ["fairbatch", "plain"]
+
+
+@pytest.mark.slow
+def test_pictures_of_the_documentation_are_drawn_from_it(demo, tmp_path):
+    output, _ = demo
+    root = Path(__file__).parent.parent
+    command = [sys.executable, root / "examples" / "draw_pictures.py", output, tmp_path]
+    subprocess.run(command, check=True, timeout=300)
+    assert {path.name for path in tmp_path.iterdir()} <= {path.name for path in (root / "docs" / "images").iterdir()}

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "distributed_job.py"
 
 
-def start(folder, port, limit=120, launcher="ours", **arguments):
+def start(folder, port, limit=120, launcher="ours", until=None, **arguments):
     """Run the job in processes of its own, with a hard time limit.
 
     They start at once, as with torchrun; with Lightning's launcher the second one waits until the first has started.
+    When the file `until` has been there for a second, they are killed.
     """
     folder.mkdir(exist_ok=True)
     for old in folder.glob("rank*.pt"):
@@ -35,6 +37,11 @@ def start(folder, port, limit=120, launcher="ours", **arguments):
         elastic = {**environment, **place, **({"TORCHELASTIC_RUN_ID": "test"} if number > 1 else {})}
         with (folder / f"stderr{rank}.txt").open("w") as errors:
             processes.append(subprocess.Popen(command, env=elastic, stdout=subprocess.DEVNULL, stderr=errors))
+    while until is not None and any(process.poll() is None for process in processes):
+        if until.exists() and time.time() - until.stat().st_mtime > 1:
+            subprocess.run(["pkill", "-KILL", "-f", str(folder)], check=True)
+            break
+        time.sleep(0.1)
     codes = [process.wait() for process in processes]
     return codes, "".join((folder / f"stderr{rank}.txt").read_text() for rank in range(number))
 
@@ -174,7 +181,7 @@ def test_memory_that_runs_out_on_one_process(tmp_path, free_port):
 def test_checkpoint_of_a_failure_on_one_process(tmp_path, free_port):
     """It is written at once, although the other process never gets to it, for which Lightning waits afterwards."""
     options = {"strategy": "ddp", "devices": 2, "batch_size": 10, "module": "failing", "save_on_exception": True}
-    start(tmp_path, free_port, limit=30, **options)
+    start(tmp_path, free_port, limit=60, until=tmp_path / "on_exception.ckpt", **options)
     checkpoint = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)
     state = next(value for name, value in checkpoint["callbacks"].items() if "FairBatch" in name)
     assert checkpoint["global_step"] == 20

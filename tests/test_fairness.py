@@ -1,4 +1,4 @@
-"""Metrics of predictions against brute force, fairlearn and AIF360's formulas, alone and in two real processes."""
+"""Metrics of predictions against brute force, fairlearn and the formulas of AIF360; two processes: test_metrics.py."""
 
 import pickle
 import warnings
@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from helpers import needed
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -356,34 +355,7 @@ def test_interval_of_few_samples_is_wide_and_of_none_undefined():
         metric.interval(level=95)
 
 
-# ---- several processes, pictures ------------------------------------------------------------------------------------
-
-
-def _in_process(rank, port, results):
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    preds, target, groups = samples(3, 4)
-    part = slice(0, 50) if rank == 0 else slice(50, None)  # unequal parts: each sample must count the same
-    metric = EqualizedOddsDisparity(3, 4)
-    metric.update(preds[part], target[part], groups[part])
-    results[rank] = metric.compute(), metric.interval(resamples=50), metric.confusion.sum()
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_processes_are_exact(free_port):
-    results = mp.get_context("spawn").Manager().dict()
-    context = mp.spawn(_in_process, (free_port, results), nprocs=2, join=False)
-    deadline = 60
-    while not context.join(timeout=1):
-        deadline -= 1
-        assert deadline > 0, "the processes hang"
-    alone = EqualizedOddsDisparity(3, 4)
-    alone.update(*samples(3, 4))
-    for rank in range(2):
-        value, interval, own = results[rank]
-        assert float(value) == float(alone.compute())
-        assert torch.equal(interval, alone.interval(resamples=50))
-        assert own == (50 if rank == 0 else 350)
+# ---- pictures --------------------------------------------------------------------------------------------------------
 
 
 def test_metrics_draw_themselves():

@@ -1,12 +1,13 @@
-"""GroupLoss against brute force, alone and in two real processes."""
+"""GroupLoss against brute force; all metrics in two real processes."""
 
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 
-from fairbatch_lightning import GroupLoss
+from fairbatch_lightning import EqualizedOddsDisparity, FairBatchWarning, GroupLoss
 
 
 def samples(num=1000, seed=0):
@@ -93,7 +94,9 @@ def _in_process(rank, port, results):
     part = slice(0, 100) if rank == 0 else slice(100, None)  # unequal parts: each sample must count the same
     metric = GroupLoss(3, 4)
     metric.update(losses[part], labels[part], groups[part])
-    results[rank] = metric.compute()
+    confusion = EqualizedOddsDisparity(3, 4)
+    confusion.update(labels[part].flip(0), labels[part], groups[part])
+    results[rank] = metric.compute(), confusion.compute(), confusion.interval(resamples=50), confusion.confusion
     torch.distributed.destroy_process_group()
 
 
@@ -106,5 +109,14 @@ def test_two_processes_are_exact(free_port):
         deadline -= 1
         assert deadline > 0, "the processes hang"
     expected = brute_force(*samples())
+    alone = EqualizedOddsDisparity(3, 4)
+    for part in (slice(0, 100), slice(100, None)):
+        _, labels, groups = (values[part] for values in samples())
+        alone.update(labels.flip(0), labels, groups)
     for rank in range(2):
-        torch.testing.assert_close(results[rank], expected, equal_nan=True)
+        losses, disparity, interval, own = results[rank]
+        torch.testing.assert_close(losses, expected, equal_nan=True)
+        with pytest.warns(FairBatchWarning) if rank == 0 else nullcontext():  # a cell is missing
+            assert float(disparity) == float(alone.compute())
+        assert torch.equal(interval, alone.interval(resamples=50))
+        assert own.sum() == (100 if rank == 0 else len(samples()[0]) - 100)

@@ -305,7 +305,7 @@ def test_is_what_the_readme_says_for_plain_pytorch():
         ({"batch_size": 7}, "6 samples on 1 process.* do not fill a batch of 7.*drop_last=False"),
         ({"seed": -1}, "`seed` to be an integer of at least 0 but got -1"),
         ({"rank": 2, "num_replicas": 2}, "`rank` to be between 0 and num_replicas - 1 = 1 but got 2"),
-        ({"groups": [0, 1]}, "as many groups as labels but got 6 labels and 2 groups"),
+        ({"groups": [0, 1]}, "one label and one group per sample but got 6 labels and 2 groups"),
         ({"groups": [0.5, 1, 0, 1, 0, 1]}, "numbers such as 0.5"),
         ({"shares": [[0.5, 0.5]]}, r"`shares` of shape \(2, 2\) \(labels, groups\) but got \(1, 2\)"),
         ({"shares": [[0.5, 0.6], [1, 0]]}, "sum to 1 but got"),
