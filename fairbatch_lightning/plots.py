@@ -102,6 +102,26 @@ def fairness_figure(
     return figure
 
 
+def runs_figure(
+    runs: Mapping[str, tuple[Sequence[float], Mapping[str, Sequence[float]]]], names: Sequence[str], xlabel: str
+) -> Figure:
+    """Draw what several runs measured over time, one panel for each of the `names`.
+
+    Args:
+        runs: When it was measured, and the values by name, of every run.
+        names: Which values to draw.
+        xlabel: What the times are.
+    """
+    figure, rows = _panels(len(names), bands=1)
+    for panel, name in zip(rows[0], names, strict=False):
+        for number, (run, (times, values)) in enumerate(runs.items()):
+            _draw_line(panel, number, run, times, values[name])
+        panel.set(title=name.replace("_", " "))
+        panel.legend(frameon=False, fontsize="small")
+    _finish(rows, xlabel=xlabel)
+    return figure
+
+
 def confusion_figure(
     confusion: Tensor, label_names: Sequence[str] | None = None, group_names: Sequence[str] | None = None
 ) -> Figure:
@@ -214,12 +234,15 @@ def _draw_lines(
     panel: Any, lines: Mapping[str, Sequence[float]], *, first: int = 0, places: Sequence[float] | None = None
 ) -> None:
     for number, (name, values) in enumerate(lines.items()):
-        if all(math.isnan(value) for value in values):
-            continue
-        where = range(first, first + len(values)) if places is None else places
+        _draw_line(panel, number, name, range(first, first + len(values)) if places is None else places, values)
+
+
+def _draw_line(panel: Any, number: int, name: str, places: Sequence[float], values: Sequence[float]) -> None:
+    """Draw a line in the style of its number; one of nothing but NaN is left out."""
+    if not all(math.isnan(value) for value in values):
         style = {"color": _COLOURS[number % 7], "linestyle": _STYLES[number % 4], "marker": _MARKERS[number % 7]}
         every = max(1, len(values) // 12)
-        panel.plot(where, values, markersize=4, markevery=every, label=_plain(name), **style)
+        panel.plot(places, values, markersize=4, markevery=every, label=_plain(name), **style)
 
 
 def _plain(name: object) -> str:

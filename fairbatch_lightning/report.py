@@ -16,6 +16,7 @@ from fairbatch_lightning.plots import (
     TradeOffPoint,
     confusion_figure,
     fairness_figure,
+    runs_figure,
     shares_figure,
     tradeoff_figure,
 )
@@ -46,6 +47,7 @@ def write_report(runs: Sequence[Run], output: Path) -> Path:
     output.mkdir(parents=True, exist_ok=True)
     page = _Page(output)
     _add_summary(page, runs)
+    _add_runs_over_time(page, runs)
     for number, run in enumerate(runs):
         page.heading(run.name)
         if run.shares is not None:
@@ -142,6 +144,17 @@ def _add_summary(page: _Page, runs: Sequence[Run]) -> None:
             name = criterion.replace("_", " ")
             page.figure(tradeoff_figure(points, name), f"tradeoff_{criterion}", f"Accuracy and {name} of all runs")
         page.end_row()
+
+
+def _add_runs_over_time(page: _Page, runs: Sequence[Run]) -> None:
+    """Add the curves of several runs on the same data in one picture."""
+    for stage in dict.fromkeys(stage for run in runs for stage in run.curves):
+        drawn = [run for run in runs if stage in run.curves and len(run.curves[stage].times) > 1]
+        units = {run.curves[stage].xlabel for run in drawn}
+        if len(drawn) > 1 and len(units) == 1:
+            curves = {run.name: (run.curves[stage].times, run.curves[stage].values) for run in drawn}
+            figure = runs_figure(curves, ["accuracy", *CRITERIA], units.pop())
+            page.figure(figure, f"runs_{_file_name(stage)}", f"Accuracy and disparities of all runs on {stage} data")
 
 
 def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
