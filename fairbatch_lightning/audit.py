@@ -21,6 +21,7 @@ CRITERIA: dict[str, Callable[[Tensor, int | None], Rates]] = {
     "equalized_odds": disparities.equalized_odds_rates,
     "demographic_parity": disparities.demographic_parity_rates,
 }
+ACCURACIES = ("accuracy", "worst_group_accuracy", "worst_cell_accuracy")
 SMALL = 30
 """Cells with fewer samples than this are flagged."""
 MANY = 60
@@ -57,6 +58,7 @@ class Audit:
         found = {
             "accuracy": float(disparities.accuracy(self.confusion)),
             "worst_group_accuracy": float(disparities.worst_group_accuracy(self.confusion)),
+            "worst_cell_accuracy": float(disparities.worst_cell_accuracy(self.confusion)),
         }
         for name in CRITERIA:
             found[name] = float(disparity(self.rates(name), "difference"))
@@ -74,7 +76,7 @@ class Audit:
         return _rates(criterion, self.positive, self.confusion)
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the 95% confidence intervals of `values`, but for the worst group, which is chosen by its value.
+        """Return the 95% confidence intervals of `values`, but for the worst ones, which are chosen by their value.
 
         With so many labels that it would take minutes, those of disparities are NaN.
         """
@@ -172,7 +174,7 @@ class Audit:
         if any(row[-1] for row in rows):
             notes.append(f"cells of fewer than {SMALL} samples say little")
         measures = ["", "value", "95% interval", "ratio", "95% interval"]
-        fair = "Fair is a difference of 0 and a ratio of 1 (four-fifths rule: 0.8)"
+        fair = "Fair is a difference of 0 and a ratio of 1 (four-fifths rule: 0.8 for demographic parity)"
         return [
             Table(f"{title}: {'; '.join(notes)}", CELL_HEADER, rows, words=2),
             Table(fair, measures, self.measure_rows()),
@@ -193,7 +195,7 @@ class FairnessRecord:
     """What was measured in one validation or test.
 
     Args:
-        stage: "val" or "test", with "/dataloader_idx_<number>" if there are several DataLoaders.
+        stage: "val" or "test", or "val_0", "val_1" and so on if there are several DataLoaders.
         epoch: The epoch in which it happened.
         step: The Trainer's `global_step` at that time.
         values: Accuracies and disparities by name.

@@ -104,12 +104,12 @@ def _tradeoff(args: argparse.Namespace) -> None:
 
     if args.training is not None:
         _need("matplotlib")
-        train, what = training_command(args.training), args.training
+        train, what = training_command(args.training, args.seeds), args.training
     else:
         _need("matplotlib", "torchvision")
         _quiet()
         train = partial(_train_demo, args)
-        what = f"the demo, epochs={args.epochs}, faces={args.faces}, alpha={args.alpha}"
+        what = f"the demo, {args.criterion}, epochs={args.epochs}, faces={args.faces}, alpha={args.alpha}"
     points = sweep(train, what, args.thresholds, args.seeds, args.criterion, args.output)
     print("\n" + write_tradeoff(points, args.criterion, args.output))
     print(f"\nThe curve: {args.output / 'tradeoff.png'}")
@@ -118,7 +118,7 @@ def _tradeoff(args: argparse.Namespace) -> None:
 def _train_demo(args: argparse.Namespace, threshold: float, seed: int, log: Path) -> None:
     from fairbatch_lightning import demo
 
-    demo.train_fairly(log, args.epochs, args.faces, args.alpha, threshold, seed)
+    demo.train_fairly(log, args.epochs, args.faces, args.alpha, threshold, seed, args.criterion)
 
 
 def _need(*packages: str) -> None:

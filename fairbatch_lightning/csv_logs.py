@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fairbatch_lightning.audit import CRITERIA, Audit
+from fairbatch_lightning.audit import ACCURACIES, CRITERIA, Audit
 from fairbatch_lightning.logs import parts_of
 from fairbatch_lightning.plots import SharesOverTime, times_of
 
@@ -41,7 +41,7 @@ class Run:
 
     def finals(self) -> dict[str, Audit]:
         """Return the last counts of predictions, by where they are from: of test data if there are any."""
-        tested = {stage: audit for stage, audit in self.audits.items() if "test" in stage.split("/")}
+        tested = {stage: audit for stage, audit in self.audits.items() if stage.split("/")[-1].startswith("test")}
         return tested or self.audits
 
 
@@ -94,15 +94,11 @@ def _our_values(row: dict[str, str], keys: dict[str, _Key]) -> _Row:
 
 
 def _stage(key: _Key) -> str:
-    """Return where FairnessMonitor measured it, as "val", "gender/test" or "val/dataloader_idx_1"; "" if it did not."""
-    if key[0].split("_")[0] != "fairness" or len(key) < 3 or key[1] not in ("val", "test"):
+    """Return where FairnessMonitor measured it, as "val", "test_1" or "gender/val"; "" if it did not."""
+    if key[0].split("_")[0] != "fairness" or len(key) < 3 or not re.fullmatch(r"(val|test)(_\d+)?", key[1]):
         return ""
     name = key[0].removeprefix("fairness").removeprefix("_")
-    return "/".join(part for part in (name, key[1], _loader(key)) if part)
-
-
-def _loader(key: _Key) -> str:
-    return key[-1] if key[-1].startswith("dataloader_idx_") else ""
+    return f"{name}/{key[1]}" if name else key[1]
 
 
 def _shares(rows: list[_Row]) -> SharesOverTime | None:
@@ -132,7 +128,7 @@ def _curves(rows: list[_Row], stage: str) -> FairnessCurves | None:
         return None
     times, unit = times_of(*([row.get((name,), math.nan) for row, _ in measured] for name in ("epoch", "step")))
     groups = _in_order(key[1] for _, found in measured for key in found if len(key) == 2 and key[0] == "accuracy")
-    names = "accuracy", "worst_group_accuracy", *CRITERIA
+    names = *ACCURACIES, *CRITERIA
     return FairnessCurves(
         times,
         {name: [found.get((name,), math.nan) for _, found in measured] for name in names},
@@ -158,7 +154,7 @@ def _audit(rows: list[_Row], stage: str) -> Audit | None:
 
 def _of_stage(row: _Row, stage: str) -> _Row:
     """Return what FairnessMonitor logged for a stage, by the parts of the name after the stage."""
-    return {key[2 : len(key) - bool(_loader(key))]: value for key, value in row.items() if _stage(key) == stage}
+    return {key[2:]: value for key, value in row.items() if _stage(key) == stage}
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

@@ -143,16 +143,24 @@ def train(log: Path, callbacks: list[pl.Callback], epochs: int, num_faces: int, 
     return monitor.audits["test"]
 
 
-def train_fairly(log: Path, epochs: int, num_faces: int, alpha: float, threshold: float, seed: int) -> Audit:
+def train_fairly(
+    log: Path,
+    epochs: int,
+    num_faces: int,
+    alpha: float,
+    threshold: float,
+    seed: int,
+    criterion: str = "equalized_odds",
+) -> Audit:
     """Train and test one model with the one line."""
-    fairbatch = FairBatch("equalized_odds", groups="head", alpha=alpha, threshold=threshold, seed=seed)
+    fairbatch = FairBatch(criterion, groups="head", alpha=alpha, threshold=threshold, seed=seed)
     return train(log, [fairbatch], epochs, num_faces, seed)
 
 
 def comparison(plain: Audit, fair: Audit) -> str:
     """Return the before/after table."""
     before, after = plain.values(), fair.values()
-    rows = [(name.replace("_", " "), before[name], after[name]) for name in ("accuracy", "worst_group_accuracy")]
+    rows = [(name.replace("_", " "), before[name], after[name]) for name in ("accuracy", "worst_cell_accuracy")]
     rows.append(("equalized odds disparity", before["equalized_odds"], after["equalized_odds"]))
     wrong = [1 - equal_opportunity_rates(audit.confusion, None).by_group for audit in (plain, fair)]
     for y, label in enumerate(LABELS):
@@ -166,7 +174,7 @@ def run(epochs: int, num_faces: int, alpha: float, threshold: float, seed: int, 
     """Train without and with FairBatch, print the table, and write the report."""
     print(f"1/2 Plain training on {num_faces} drawn faces")
     plain = train(output / "plain", [], epochs, num_faces, seed)
-    print('2/2 The same with FairBatch("equalized_odds", groups="head")')
+    print(f'2/2 The same with FairBatch("equalized_odds", groups="head", alpha={alpha:g})')
     fair = train_fairly(output / "fairbatch", epochs, num_faces, alpha, threshold, seed)
     print("\n" + comparison(plain, fair))
     logs = find_logs([output / "plain", output / "fairbatch"])

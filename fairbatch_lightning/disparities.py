@@ -2,8 +2,8 @@
 
 All take the `(Z, Y, Y)` counts of groups, labels and predictions that `group_confusion` returns, or a batch of them
 `(..., Z, Y, Y)`. As "difference" they say how far the group that is furthest from everybody's rate is away from it: 0
-is fair. As "ratio" they divide the smallest group's rate by the largest: 1 is fair, and less than 0.8 is what the
-four-fifths rule objects to.
+is fair. As "ratio" they divide the smallest group's rate by the largest: 1 is fair. (Of demographic parity, less than
+0.8 is what the four-fifths rule objects to.)
 
 Where a cell has no sample its rate is undefined: it is left out, never counted as 0. Where fewer than two groups are
 left there is nothing to compare, and the result is NaN.
@@ -84,6 +84,11 @@ def group_accuracy(confusion: Tensor) -> Tensor:
 def worst_group_accuracy(confusion: Tensor) -> Tensor:
     """Return the smallest of the groups' accuracies."""
     return _extreme(group_accuracy(confusion), -1, largest=False)
+
+
+def worst_cell_accuracy(confusion: Tensor) -> Tensor:
+    """Return the smallest part of a cell, a label's samples of one group, that is predicted right."""
+    return _extreme(equal_opportunity_rates(confusion, None).by_group.flatten(-2), -1, largest=False)
 
 
 def accuracy(confusion: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class EqualOpportunityDisparity(_Disparity):
     Args:
         num_labels: Number of labels, Y.
         num_groups: Number of groups, Z.
-        form: "difference" (0 is fair) or "ratio" (1 is fair; the four-fifths rule asks for 0.8).
+        form: "difference" (0 is fair) or "ratio" (1 is fair).
         positive: The positive label; None takes every label in turn, and the worst counts.
         threshold: Where scores `(B,)` are cut: 0.5 for probabilities, 0 for logits.
         kwargs: Arguments of every `torchmetrics.Metric`.
@@ -121,7 +121,7 @@ class EqualizedOddsDisparity(_Disparity):
     Args:
         num_labels: Number of labels, Y.
         num_groups: Number of groups, Z.
-        form: "difference" (0 is fair) or "ratio" (1 is fair; the four-fifths rule asks for 0.8).
+        form: "difference" (0 is fair) or "ratio" (1 is fair).
         positive: Look at predictions of this label only; with two labels the ratio is then that of true and false
             positive rates. None looks at all.
         threshold: Where scores `(B,)` are cut: 0.5 for probabilities, 0 for logits.
@@ -144,13 +144,13 @@ class DemographicParityDisparity(_Disparity):
     r"""How much groups differ in what is predicted for them.
 
     As difference: `max over z of |P(yhat=1 | z) - P(yhat=1)|`; as ratio: the smallest group's `P(yhat=1 | z)` divided
-    by the largest, which is what the four-fifths rule of selection rates is about. The input is that of
+    by the largest, of which the four-fifths rule asks for 0.8. The input is that of
     [`GroupConfusion`][fairbatch_lightning.GroupConfusion]. `interval` gives a confidence interval.
 
     Args:
         num_labels: Number of labels, Y.
         num_groups: Number of groups, Z.
-        form: "difference" (0 is fair) or "ratio" (1 is fair; the four-fifths rule asks for 0.8).
+        form: "difference" (0 is fair) or "ratio" (1 is fair).
         positive: The positive label; None takes every label in turn, and the worst counts.
         threshold: Where scores `(B,)` are cut: 0.5 for probabilities, 0 for logits.
         kwargs: Arguments of every `torchmetrics.Metric`.

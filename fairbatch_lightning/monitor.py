@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairbatch_lightning._lightning import AnyCallback
 from fairbatch_lightning._warnings import warn
-from fairbatch_lightning.audit import CRITERIA, Audit, FairnessRecord
+from fairbatch_lightning.audit import ACCURACIES, CRITERIA, Audit, FairnessRecord
 from fairbatch_lightning.capture import LogitsCapture, not_a_submodule, watch
 from fairbatch_lightning.columns import Source, check_findable
 from fairbatch_lightning.evaluation import no_logits, returned_logits
@@ -35,12 +35,12 @@ class FairnessMonitor(AnyCallback):
         Trainer(callbacks=[FairnessMonitor(groups="race")])
 
     Logged after every validation, and under `fairness/test/` after a test: `fairness/val/accuracy`,
-    `fairness/val/worst_group_accuracy`, `fairness/val/accuracy/<group>`, the disparities
-    `fairness/val/equal_opportunity`, `fairness/val/equalized_odds` and `fairness/val/demographic_parity`, and each of
-    those as a ratio, `fairness/val/equalized_odds_ratio`. But for the groups' names these never change, so that
-    ModelCheckpoint and EarlyStopping can monitor them. With several DataLoaders they end in `/dataloader_idx_0` and so
-    on. A CSVLogger also gets the counts of predictions (up to 5,000 of them), from which `fairbatch report` draws
-    confusion matrices.
+    `fairness/val/accuracy/<group>`, `fairness/val/worst_group_accuracy`, `fairness/val/worst_cell_accuracy`, the
+    disparities `fairness/val/equal_opportunity`, `fairness/val/equalized_odds` and `fairness/val/demographic_parity`,
+    and each of those as a ratio, `fairness/val/equalized_odds_ratio`. But for the groups' names these never change, so
+    that ModelCheckpoint and EarlyStopping can monitor them. Several DataLoaders have `fairness/val_0/`,
+    `fairness/val_1/` and so on. A CSVLogger also gets the counts of predictions (up to 5,000 of them), from which
+    `fairbatch report` draws confusion matrices.
 
     At the end of `trainer.test` a table shows every cell with its confidence interval; small cells are flagged.
 
@@ -117,10 +117,7 @@ class FairnessMonitor(AnyCallback):
         times, unit = times_of([record.epoch for record in records], [record.step for record in records])
         return fairness_figure(
             times,
-            {
-                name: [record.values[name] for record in records]
-                for name in ("accuracy", "worst_group_accuracy", *CRITERIA)
-            },
+            {name: [record.values[name] for record in records] for name in (*ACCURACIES, *CRITERIA)},
             {
                 group: [record.group_accuracies.get(group, float("nan")) for record in records]
                 for group in records[-1].group_accuracies
@@ -217,7 +214,7 @@ class FairnessMonitor(AnyCallback):
         self.history = [FairnessRecord(**record) for record in state_dict["history"]]
 
     def _measured(self, stage: str) -> list[str]:
-        return [place for place in self.audits if place.split("/")[0] == stage]
+        return [place for place in self.audits if place.split("_")[0] == stage]
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         earlier, self._watched = self._watched, []
@@ -261,25 +258,24 @@ class FairnessMonitor(AnyCallback):
     def _end(self, trainer: Trainer, stage: str) -> None:
         """Log what was counted; a sanity check was only to see that it can be."""
         for number, watched in enumerate(self._watched if not trainer.sanity_checking else []):
-            suffix = f"/dataloader_idx_{number}" if len(self._watched) > 1 else ""
+            place = f"{stage}_{number}" if len(self._watched) > 1 else stage
             if (audit := watched.audit()) is not None:
-                problems = watched.problems(stage + suffix, audit)
+                problems = watched.problems(place, audit)
                 for problem in (problem for problem in problems if problem not in self._warned):
                     warn(f"FairnessMonitor: {problem}")
                 self._warned.update(problems)
-                self._log(trainer, stage, suffix, audit)
+                self._log(trainer, place, audit)
 
-    def _log(self, trainer: Trainer, stage: str, suffix: str, audit: Audit) -> None:
-        place = stage + suffix
+    def _log(self, trainer: Trainer, place: str, audit: Audit) -> None:
         values, accuracies = audit.values(), audit.group_accuracies()
         self.audits[place] = audit
         self.history.append(FairnessRecord(place, trainer.current_epoch, trainer.global_step, values, accuracies))
-        named = {log_name(self._prefix, stage, name) + suffix: value for name, value in values.items()}
+        named = {log_name(self._prefix, place, name): value for name, value in values.items()}
         for group, value in accuracies.items():
-            named[log_name(self._prefix, stage, "accuracy", group) + suffix] = value
-        self.log_dict(named, batch_size=1, sync_dist=True, add_dataloader_idx=False)
+            named[log_name(self._prefix, place, "accuracy", group)] = value
+        self.log_dict(named, batch_size=1, sync_dist=True)
         if audit.confusion.numel() <= MOST_COUNTS:
-            counts = {log_name(self._prefix, stage, *key) + suffix: n for key, n in audit.named_counts().items()}
+            counts = {log_name(self._prefix, place, *key): number for key, number in audit.named_counts().items()}
             log_at_once(trainer, {"epoch": trainer.current_epoch, **counts}, only_csv=True)
 
     def _detach(self) -> None:

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairbatch_lightning.audit import CELL_HEADER, CRITERIA
+from fairbatch_lightning.audit import ACCURACIES, CELL_HEADER, CRITERIA
 from fairbatch_lightning.csv_logs import Run
 from fairbatch_lightning.plots import (
     TradeOffPoint,
@@ -121,13 +121,13 @@ def _add_summary(page: _Page, runs: Sequence[Run]) -> None:
     ]
     if not numbers:
         return
-    for names in (("accuracy", "worst_group_accuracy", *CRITERIA), tuple(f"{name}_ratio" for name in CRITERIA)):
+    for names in (("accuracy", *CRITERIA), (*ACCURACIES[1:], *(f"{name}_ratio" for name in CRITERIA))):
         rows = [
             [run.name, f"{stage}, {audit.num_samples}", *(_with_interval(values[n], intervals.get(n)) for n in names)]
             for run, stage, audit, values, intervals in numbers
         ]
         page.table(["run", "samples", *(name.replace("_", " ") for name in names)], rows, words=2)
-    page.note("In brackets: 95% confidence intervals. Of disparities 0 is fair, of ratios 1 (four-fifths rule: 0.8).")
+    page.note("In brackets: 95% confidence intervals. Of disparities 0 is fair, of ratios 1.")
     if len(numbers) > 1:
         page.start_row()
         for criterion in CRITERIA:

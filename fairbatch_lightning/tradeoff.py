@@ -23,13 +23,14 @@ Train = Callable[[float, int, Path], object]
 """Trains with a threshold and a seed, and writes a CSV log with the counts of FairnessMonitor into a directory."""
 
 
-def training_command(template: str) -> Train:
-    """Return how to train with a command that has {threshold}, {seed} and {log} in it."""
-    missing = [name for name in ("{threshold}", "{log}") if name not in template]
+def training_command(template: str, seeds: int = 1) -> Train:
+    """Return how to train with a command that has {threshold}, {log} and, for several seeds, {seed} in it."""
+    wanted = ["{threshold}", "{log}", *(["{seed}"] if seeds > 1 else [])]
+    missing = [name for name in wanted if name not in template]
     if missing:
         raise ValueError(
-            f"Expected the training command to have {' and '.join(missing)} in it, where the threshold and the"
-            f" directory for the CSV log belong, but got {template!r}."
+            f"Expected the training command to have {' and '.join(missing)} in it, where the threshold, the directory"
+            f" for the CSV log and the seed belong, but got {template!r}."
         )
 
     def train(threshold: float, seed: int, log: Path) -> None:

@@ -136,6 +136,8 @@ def test_counts_are_those_of_an_evaluation_by_hand(module, options):
     assert float(logged["fairness/val/equal_opportunity"]) == pytest.approx(float(opportunity))
     assert float(logged["fairness/val/accuracy"]) == pytest.approx(float(d.accuracy(expected)))
     assert float(logged["fairness/val/worst_group_accuracy"]) == pytest.approx(float(d.worst_group_accuracy(expected)))
+    right = expected.diagonal(dim1=1, dim2=2) / expected.sum(2)
+    assert float(logged["fairness/val/worst_cell_accuracy"]) == pytest.approx(float(right.min()))
     for group, accuracy in zip(GROUPS, d.group_accuracy(expected), strict=True):
         assert float(logged[f"fairness/val/accuracy/{group}"]) == pytest.approx(float(accuracy))
     ratio = d.demographic_parity_disparity(expected, 1 if labels == 2 else None, "ratio")
@@ -147,6 +149,7 @@ NAMES = {
     for name in (
         "accuracy",
         "worst_group_accuracy",
+        "worst_cell_accuracy",
         "equal_opportunity",
         "equalized_odds",
         "demographic_parity",
@@ -195,8 +198,8 @@ def test_several_loaders():
     run.fit(model, loader(), [held_out(), held_out(Toy(seed=2), batch_size=7)])
     for number, seed in enumerate((1, 2)):
         expected = by_hand(model, Toy(seed=seed))
-        assert torch.equal(monitor.audits[f"val/dataloader_idx_{number}"].confusion, expected)
-        logged = run.callback_metrics[f"fairness/val/equalized_odds/dataloader_idx_{number}"]
+        assert torch.equal(monitor.audits[f"val_{number}"].confusion, expected)
+        logged = run.callback_metrics[f"fairness/val_{number}/equalized_odds"]
         assert float(logged) == pytest.approx(float(d.equalized_odds_disparity(expected)))
 
 
@@ -635,10 +638,10 @@ def test_no_table_of_an_earlier_test(capsys):
     model, monitor = Evaluated(), FairnessMonitor(groups="group")
     run = trainer(monitor)
     run.test(model, [held_out(), held_out()])
-    assert capsys.readouterr().out.count("Fairness on test/dataloader_idx_") == 2
+    assert capsys.readouterr().out.count("Fairness on test_") == 2
     run.test(model, held_out())
     printed = capsys.readouterr().out
-    assert "dataloader_idx" not in printed
+    assert "test_0" not in printed
     assert printed.count("Fairness on test data") == 1
     assert list(monitor.audits) == ["test"]
 
@@ -686,7 +689,7 @@ def test_many_labels_stay_bearable(tmp_path):
     assert len(cells.rows) == 60
     assert "the 60 of 400 cells that are worst off" in cells.title
     assert float(cells.rows[0][3]) == float(smallest_part_right(confusion))
-    assert measures.rows[3][2]
+    assert measures.rows[4][2]
     width, height = confusion_figure(confusion).get_size_inches()
     assert width * height < 600
     large = Audit(torch.ones(3, 300, 300, dtype=torch.long), tuple(map(str, range(300))), tuple("abc"), None)

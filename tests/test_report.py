@@ -107,13 +107,13 @@ def test_several_validation_loaders_and_validations(tmp_path):
     validation = [DataLoader(Toy(seed=seed), batch_size=33) for seed in (1, 2)]
     place = fit(tmp_path, "run", monitor, test=False, validation=validation, val_check_interval=6)
     run = read_run("run", place / "metrics.csv")
-    assert list(run.audits) == ["val/dataloader_idx_0", "val/dataloader_idx_1"]
+    assert list(run.audits) == ["val_0", "val_1"]
     for stage in run.audits:
         assert torch.equal(run.audits[stage].confusion, monitor.audits[stage].confusion)
-    assert run.curves["val/dataloader_idx_1"].times == [5, 11, 17, 23, 29, 35]
-    assert run.curves["val/dataloader_idx_1"].xlabel == "step"
+    assert run.curves["val_1"].times == [5, 11, 17, 23, 29, 35]
+    assert run.curves["val_1"].xlabel == "step"
     write_report([run], tmp_path / "report")
-    assert (tmp_path / "report" / "run0_val_dataloader_idx_1_confusion.png").exists()
+    assert (tmp_path / "report" / "run0_val_1_confusion.png").exists()
 
 
 def test_logs_are_found_and_told_apart(runs, tmp_path, monkeypatch):
@@ -316,6 +316,8 @@ def test_an_infinite_threshold_is_plain_training(tmp_path):
 def test_training_commands_that_cannot_work_are_refused(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"to have \{threshold\} and \{log\} in it"):
         training_command("python train.py")
+    with pytest.raises(ValueError, match=r"to have \{seed\} in it"):
+        training_command("python train.py {threshold} {log}", seeds=2)
     fails = training_command(f"{sys.executable} -c 'raise SystemExit(3)' {{threshold}} {{log}}")
     with pytest.raises(RuntimeError, match="failed with exit code 3"):
         fails(0.0, 0, tmp_path)
