@@ -134,6 +134,7 @@ def quiet() -> None:
     for name in ("lightning.pytorch", "pytorch_lightning"):
         logging.getLogger(f"{name}.utilities.rank_zero").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
     warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated.*")  # from inside Lightning
 
 
