@@ -56,6 +56,7 @@ ALGORITHMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "criterion"), ALGORITHMS)
 @pytest.mark.parametrize("compare", ["row", "neighbours", "all"])
 def test_binary_case_is_the_papers_algorithm(algorithm, criterion, compare):

@@ -291,6 +291,7 @@ class TestOnline:
         for record, passes in zip(callback.history, module.epochs(), strict=True):
             torch.testing.assert_close(record.losses, cell_means(passes, Toy())[0])
 
+    @pytest.mark.slow
     def test_someone_else_who_iterates_the_loader(self):
         class Nosy(L.Callback):
             def on_train_batch_end(self, run, module, *args):
