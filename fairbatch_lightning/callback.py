@@ -15,6 +15,7 @@ from fairbatch_lightning.criteria import Compare, Criterion
 from fairbatch_lightning.estimate import Estimate
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.history import UpdateRecord, over_time, shares_by_name
+from fairbatch_lightning.loaders import replace_train_loader
 from fairbatch_lightning.logs import log_at_once, log_figure
 from fairbatch_lightning.losses import PerSampleLoss
 from fairbatch_lightning.plots import shares_figure
@@ -23,6 +24,8 @@ from fairbatch_lightning.training import FairTraining
 from fairbatch_lightning.validation import Validating
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lightning.pytorch import LightningModule, Trainer
     from matplotlib.figure import Figure
 
@@ -102,7 +105,7 @@ class FairBatch(AnyCallback):
         )
         self._training: FairTraining | None = None
         self._capture: LogitsCapture | None = None
-        self._data_source: Any = None
+        self._undo: Callable[[], None] | None = None
         self._restored: dict[str, Any] | None = None
         self.log: Any = None  # the Trainer puts the module's `log` and `log_dict` here
         self.log_dict: Any = None
@@ -147,9 +150,7 @@ class FairBatch(AnyCallback):
             )
             return
         self._capture = watch(self._capture, pl_module, self._settings.logits)  # a submodule may be built only later
-        self._data_source = trainer.fit_loop._data_source
-        request = self._data_source.dataloader
-        self._data_source.dataloader = lambda: self._fair_loader(request(), trainer, pl_module)
+        self._undo = replace_train_loader(trainer, lambda given: self._fair_loader(given, trainer, pl_module))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make up for an update that the interrupted run did not get to."""
@@ -274,8 +275,8 @@ class FairBatch(AnyCallback):
     def _detach(self) -> None:
         if self._capture is not None:
             self._capture.remove()
-        if self._data_source is not None:
-            vars(self._data_source).pop("dataloader", None)
+        if self._undo is not None:
+            self._undo()
         if self._training is not None and self._training.is_live:
             self._training.close()
-        self._capture = self._data_source = None
+        self._capture = self._undo = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -13,19 +14,39 @@ from typing import Any
 
 from fairbatch_lightning.audit import CRITERIA
 
+TRAINING_COMMANDS = {
+    "fit": "fine-tune a torchvision model on UTKFace with FairBatch, and test it",
+    "validate": "measure a checkpoint of `fit` on validation data",
+    "test": "measure a checkpoint of `fit` on test data",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="fairbatch", description="Fair training with PyTorch Lightning.")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_demo(commands)
     _add_report(commands)
     _add_tradeoff(commands)
-    args = parser.parse_args(arguments)
+    for name, does in TRAINING_COMMANDS.items():
+        commands.add_parser(name, help=does)
     try:
-        args.run(args)
+        if arguments and arguments[0] in TRAINING_COMMANDS:
+            _train(arguments)
+        else:
+            args = parser.parse_args(arguments)
+            args.run(args)
     except (FileNotFoundError, RuntimeError, ValueError) as error:
-        parser.exit(1, f"fairbatch {args.command}: {error}\n")
+        parser.exit(1, f"fairbatch {arguments[0]}: {error}\n")
+
+
+def _train(arguments: Sequence[str]) -> None:
+    _need("torchvision", "jsonargparse", extra="vision")
+    _quiet()
+    from fairbatch_lightning.training_cli import run
+
+    run(arguments)
 
 
 def _add_demo(commands: Any) -> None:
@@ -121,10 +142,10 @@ def _train_demo(args: argparse.Namespace, threshold: float, seed: int, log: Path
     demo.train_fairly(log, args.epochs, args.faces, args.alpha, threshold, seed, args.criterion)
 
 
-def _need(*packages: str) -> None:
+def _need(*packages: str, extra: str = "demo") -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise SystemExit(f"This needs {' and '.join(missing)}: pip install 'fairbatch-lightning[demo]'")
+        raise SystemExit(f"This needs {' and '.join(missing)}: pip install 'fairbatch-lightning[{extra}]'")
 
 
 def _quiet() -> None:

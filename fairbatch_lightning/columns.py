@@ -142,7 +142,7 @@ def _own_column(dataset: Any, source: Source, role: Role) -> Column | None:
         position = USUAL_POSITION[role] if source is None else source
         if isinstance(position, int) and position < len(dataset.tensors):
             return Column(*categorical(dataset.tensors[position], role))
-    names = USUAL_NAMES[role] if source is None else (source,)
+    names = USUAL_NAMES[role] if source is None else (source, f"{source}s")  # a dataset may call them "races"
     for name in names:
         if isinstance(name, str) and (values := _named(dataset, name)) is not None:
             array, value_names = categorical(values, role)

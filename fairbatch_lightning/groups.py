@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -79,6 +79,10 @@ class GroupIndex:
 
     def __len__(self) -> int:
         return len(self.cells)
+
+    def part(self, samples: Any) -> GroupIndex:
+        """Return the index of some of the samples, with the same labels and groups."""
+        return replace(self, cells=self.cells[samples])
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -163,6 +163,14 @@ def with_batches(loader: DataLoader[Any], batch_sampler: Any, **changes: Any) ->
     return copy
 
 
+def replace_train_loader(trainer: Any, change: Callable[[Any], Any]) -> Callable[[], None]:
+    """Let a Trainer train on what `change` makes of the DataLoaders it is given; return how to undo that."""
+    source = trainer.fit_loop._data_source
+    request = source.dataloader
+    source.dataloader = lambda: change(request())
+    return lambda: vars(source).pop("dataloader", None)
+
+
 def stop_workers(loader: DataLoader[Any]) -> None:
     """End the worker processes that a loader keeps; garbage collection would wait seconds for each of them."""
     iterator = loader._iterator

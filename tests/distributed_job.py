@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCh
 from torch.utils.data import DataLoader, Subset
 
 from fairbatch_lightning import FairBatch, FairnessMonitor
+from fairbatch_lightning.baselines import Cutting
 
 
 class Validated(ToyModule):
@@ -90,7 +91,7 @@ def job(
     num_workers=0,
     epochs=3,
     module="plain",
-    fair=True,
+    method="fairbatch",
     use_distributed_sampler=True,
     update_every="epoch",
     limit=1.0,
@@ -105,6 +106,7 @@ def job(
     torch.manual_seed(0)
     model = MODULES[module]()
     callback = FairBatch(groups="group", alpha=0.05, update_every=update_every, estimate=estimate)
+    methods = {"fairbatch": [callback], "cutting": [Cutting(groups="group")], "plain": []}
     monitor = FairnessMonitor(groups="group")
     if strategy == "model_parallel":
         from lightning.pytorch.strategies import ModelParallelStrategy
@@ -112,7 +114,7 @@ def job(
         copies = devices if module == "tensor parallel" else 1
         strategy = ModelParallelStrategy(data_parallel_size=devices // copies, tensor_parallel_size=copies)
     run = trainer(
-        *([callback] if fair else []),
+        *methods[method],
         *([monitor] if module == "validated" else []),
         Keep(folder, callback, monitor),
         *([ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=save_every)] if save_every else []),

@@ -118,8 +118,15 @@ def test_two_processes_are_one_with_twice_the_batch(options, tmp_path, free_port
 def test_epoch_is_as_long_as_lightnings_own(num_samples, drop_last, tmp_path, free_port):
     options = {"strategy": "ddp", "devices": 2, "batch_size": 10, "num_samples": num_samples, "drop_last": drop_last}
     fair = run(tmp_path, free_port, epochs=1, **options)
-    plain = run(tmp_path, free_port, epochs=1, fair=False, **options)
+    plain = run(tmp_path, free_port, epochs=1, method="plain", **options)
     assert [len(rank["batches"]) for rank in fair] == [len(rank["batches"]) for rank in plain]
+
+
+def test_cutting_in_two_processes_is_as_in_one(tmp_path, free_port):
+    ranks = run(tmp_path / "two", free_port, strategy="ddp", devices=2, batch_size=10, method="cutting", epochs=2)
+    one = run_alone(tmp_path / "one", batch_size=20, method="cutting", epochs=2)
+    assert joined(ranks) == one["batches"]
+    torch.testing.assert_close(ranks[0]["weights"], one["weights"], atol=1e-5, rtol=1e-5)
 
 
 def test_evaluation_uses_one_set_of_batchnorm_statistics(tmp_path, free_port):

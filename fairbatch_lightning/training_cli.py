@@ -1,0 +1,113 @@
+"""`fairbatch fit`, `validate` and `test`: fine-tune a torchvision model fairly on UTKFace, with LightningCLI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from fairbatch_lightning.baselines import Cutting
+from fairbatch_lightning.callback import FairBatch
+from fairbatch_lightning.monitor import FairnessMonitor
+from fairbatch_lightning.vision import UTKFaceDataModule, VisionClassifier
+
+LOGS = "fairbatch_logs"
+FINE_TUNING = {"alpha": 0.02, "min_share": 0.02, "estimate": "validation"}
+"""FairBatch's settings for the few epochs of fine-tuning, together with several validations in each of them."""
+
+
+class FairCLI(LightningCLI):
+    """LightningCLI with a choice of methods, that tests the best checkpoint after `fit`."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the methods and the monitor, with their settings."""
+        methods = Literal["fairbatch", "cutting", "plain"]
+        parser.add_argument("--method", type=methods, default="fairbatch", help="what makes the training fair")
+        parser.add_lightning_class_args(FairBatch, "fairbatch")
+        parser.add_lightning_class_args(Cutting, "cutting")
+        parser.add_lightning_class_args(FairnessMonitor, "monitor")
+        parser.set_defaults({f"fairbatch.{name}": value for name, value in FINE_TUNING.items()})
+        parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return the commands, each with what is not an argument of it."""
+        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name != "predict"}
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse what `run` has made of the command line."""
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave it to `run`, where a checkpoint's settings can be overruled."""
+
+    def before_instantiate_classes(self) -> None:
+        """Leave out the methods that were not chosen."""
+        callbacks = self._parser(self.subcommand).callback_keys
+        for method in {"fairbatch", "cutting"} - {self._get(self.config, "method")}:
+            callbacks.remove(method)
+
+    def after_fit(self) -> None:
+        """Test the checkpoint that was best in validation."""
+        self.trainer.test(self.model, self.datamodule, ckpt_path="best")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run one of the commands with its options."""
+    command, options = arguments[0], [*arguments[1:]]
+    if command != "fit":
+        options = [*_settings_of_checkpoint(options), *options]
+    FairCLI(
+        VisionClassifier,
+        UTKFaceDataModule,
+        args=[command, *options],
+        seed_everything_default=0,
+        save_config_kwargs={"overwrite": True},
+        trainer_defaults={
+            "max_epochs": 10,
+            "val_check_interval": 0.1,
+            "logger": _loggers(),
+            "callbacks": [ModelCheckpoint(monitor="val_accuracy", mode="max", save_last=True)],
+        },
+    )
+
+
+def _loggers() -> list[dict[str, Any]]:
+    """Return the configuration of the loggers: for `fairbatch report`, and for TensorBoard if it is there."""
+    names = ["CSVLogger"] + ["TensorBoardLogger"] * bool(find_spec("tensorboard"))
+    return [
+        {
+            "class_path": f"lightning.pytorch.loggers.{name}",
+            "init_args": {"save_dir": LOGS, "name": "csv" if name == "CSVLogger" else "tensorboard"},
+        }
+        for name in names
+    ]
+
+
+def _settings_of_checkpoint(options: list[str]) -> list[str]:
+    """Return the model's and the data's settings, as options, that a checkpoint was made with."""
+    given = [option.partition("=")[2] for option in options if option.startswith("--ckpt_path=")]
+    if "--ckpt_path" in options[:-1]:
+        given.append(options[options.index("--ckpt_path") + 1])
+    if {"-h", "--help", "-c", "--config"} & set(options):
+        return []
+    if not given:
+        raise ValueError("Expected --ckpt_path with a checkpoint that `fairbatch fit` has made, but there is none.")
+    if not Path(given[-1]).is_file():
+        raise FileNotFoundError(f"There is no checkpoint {given[-1]}.")
+    checkpoint = torch.load(given[-1], map_location="cpu", weights_only=True)
+    saved = {"model": checkpoint.get("hyper_parameters"), "data": checkpoint.get("datamodule_hyper_parameters")}
+    if not all(isinstance(settings, Mapping) for settings in saved.values()):
+        raise ValueError(f"Expected a checkpoint that `fairbatch fit` has made but got {given[-1]}.")
+    return [
+        f"--{part}.{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for part, settings in saved.items()
+        for name, value in settings.items()
+        if not name.startswith("_") and name != "num_classes"
+    ]

@@ -1,0 +1,7 @@
+"""Fine-tune pretrained image classifiers fairly, on UTKFace or on data of your own."""
+
+from fairbatch_lightning.vision.classifier import VisionClassifier
+from fairbatch_lightning.vision.datamodule import UTKFaceDataModule
+from fairbatch_lightning.vision.utkface import UTKFace
+
+__all__ = ["UTKFace", "UTKFaceDataModule", "VisionClassifier"]
