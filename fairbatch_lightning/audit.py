@@ -40,6 +40,8 @@ class Audit:
         group_names: The groups as people read them.
         positive: The number of the label that disparities are about; None for all in turn.
         num_broken: Of how many samples the logits were NaN; if there are any, nothing is known.
+        min_samples: Rates of fewer samples than this are left out of the disparities: chance decides the largest of
+            many differences if some are of a handful of samples.
     """
 
     confusion: Tensor
@@ -47,6 +49,7 @@ class Audit:
     group_names: tuple[str, ...]
     positive: int | None = 1
     num_broken: int = 0
+    min_samples: int = 1
 
     @property
     def num_samples(self) -> int:
@@ -73,7 +76,12 @@ class Audit:
 
     def rates(self, criterion: str) -> Rates:
         """Return the rates that a criterion wants to be equal."""
-        return _rates(criterion, self.positive, self.confusion)
+        return self._rates_of(criterion)(self.confusion)
+
+    def _rates_of(self, criterion: str) -> Callable[[Tensor], Rates]:
+        """Return a criterion's rates as a function of counts: which of them are compared is decided by those here."""
+        samples = CRITERIA[criterion](self.confusion, self.positive).samples
+        return partial(_compared_rates, criterion, self.positive, samples < self.min_samples)
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Return the 95% confidence intervals of `values`, but for the worst ones, which are chosen by their value.
@@ -86,9 +94,8 @@ class Audit:
         known = resamples >= 100 and not self.num_broken
         forms: tuple[tuple[str, Form], ...] = (("", "difference"), ("_ratio", "ratio"))
         for name, (ending, form) in product(CRITERIA, forms):
-            rates = partial(_rates, name, self.positive)
             found[name + ending] = (
-                bootstrap_interval(self.confusion, rates, form, resamples=resamples)
+                bootstrap_interval(self.confusion, self._rates_of(name), form, resamples=resamples)
                 if known
                 else torch.full((2,), math.nan)
             )
@@ -132,7 +139,7 @@ class Audit:
             for y, label in enumerate(self.label_names)
             for p, prediction in enumerate(self.label_names)
         }
-        counts["nan",] = self.num_broken
+        counts["nan",], counts["min_samples",] = self.num_broken, self.min_samples
         for y, label in enumerate(self.label_names):
             counts["positive", label] = int(self.positive in (None, y))
         return counts
@@ -175,14 +182,16 @@ class Audit:
             notes.append(f"cells of fewer than {SMALL} samples say little")
         measures = ["", "value", "95% interval", "ratio", "95% interval"]
         fair = "Fair is a difference of 0 and a ratio of 1 (four-fifths rule: 0.8 for demographic parity)"
+        if self.min_samples > 1:
+            fair += f"; disparities are of cells of at least {self.min_samples} samples"
         return [
             Table(f"{title}: {'; '.join(notes)}", CELL_HEADER, rows, words=2),
             Table(fair, measures, self.measure_rows()),
         ]
 
 
-def _rates(criterion: str, positive: int | None, confusion: Tensor) -> Rates:
-    return CRITERIA[criterion](confusion, positive)
+def _compared_rates(criterion: str, positive: int | None, left_out: Tensor, confusion: Tensor) -> Rates:
+    return CRITERIA[criterion](confusion, positive).without(left_out)
 
 
 def _some(names: list[str]) -> str:

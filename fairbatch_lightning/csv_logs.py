@@ -148,7 +148,8 @@ def _audit(rows: list[_Row], stage: str) -> Audit | None:
             positive = [y for y in range(len(labels)) if found.get(("positive", labels[y]))]
             only = positive[0] if len(positive) == 1 else None
             counted = torch.tensor(confusion, dtype=torch.int64)
-            return Audit(counted, tuple(labels), tuple(groups), only, int(found.get(("nan",), 0)))
+            others = int(found.get(("nan",), 0)), int(found.get(("min_samples",), 1))
+            return Audit(counted, tuple(labels), tuple(groups), only, *others)
     return None
 
 

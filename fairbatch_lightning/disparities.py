@@ -20,10 +20,18 @@ Form: TypeAlias = Literal["difference", "ratio"]
 
 
 class Rates(NamedTuple):
-    """Rates that should be equal between groups: each group's `(..., Z, K)`, and everybody's `(..., K)`."""
+    """Rates that should be equal between groups: each group's `(..., Z, K)`, and everybody's `(..., K)`.
+
+    `samples` `(..., Z, K)` says of how many samples each group's rate is.
+    """
 
     by_group: Tensor
     overall: Tensor
+    samples: Tensor
+
+    def without(self, left_out: Tensor) -> Rates:
+        """Return the rates without those of groups that are not to be compared; `left_out` is `(Z, K)`."""
+        return self._replace(by_group=self.by_group.masked_fill(left_out, torch.nan))
 
 
 def group_confusion(predictions: Tensor, labels: Tensor, groups: Tensor, num_labels: int, num_groups: int) -> Tensor:
@@ -98,34 +106,34 @@ def accuracy(confusion: Tensor) -> Tensor:
 
 def equal_opportunity_rates(confusion: Tensor, positive: int | None) -> Rates:
     """Return `P(yhat=y | z, y)` for the positive label, or for every one."""
-    by_group, overall = (rates.diagonal(dim1=-2, dim2=-1) for rates in _rates_within_labels(confusion))
-    return Rates(_only(by_group, positive), _only(overall, positive))
+    rates = _rates_within_labels(confusion)
+    return Rates(*(_only(part.diagonal(dim1=-2, dim2=-1), positive) for part in rates))
 
 
 def equalized_odds_rates(confusion: Tensor, positive: int | None) -> Rates:
     """Return `P(yhat | z, y)` for all labels y, and predictions of the positive label or of every one."""
-    by_group, overall = _rates_within_labels(confusion)
-    return Rates(_only(by_group, positive).flatten(-2), _only(overall, positive).flatten(-2))
+    return Rates(*(_only(part, positive).flatten(-2) for part in _rates_within_labels(confusion)))
 
 
 def demographic_parity_rates(confusion: Tensor, positive: int | None) -> Rates:
     """Return `P(yhat | z)` for predictions of the positive label, or of every one."""
     predicted = _floating(confusion).sum(-2)
-    total = predicted.sum(-2)
-    by_group, overall = predicted / predicted.sum(-1, keepdim=True), total / total.sum(-1, keepdim=True)
-    return Rates(_only(by_group, positive), _only(overall, positive))
+    total, number = predicted.sum(-2), predicted.sum(-1, keepdim=True)
+    rates = predicted / number, total / total.sum(-1, keepdim=True), number.expand_as(predicted)
+    return Rates(*(_only(part, positive) for part in rates))
 
 
 def accuracy_rates(confusion: Tensor) -> Rates:
     """Return `P(yhat=y | z)`."""
     confusion = _floating(confusion)
     right, all_ = confusion.diagonal(dim1=-2, dim2=-1).sum(-1), confusion.sum((-2, -1))
-    return Rates((right / all_).unsqueeze(-1), (right.sum(-1) / all_.sum(-1)).unsqueeze(-1))
+    rates = right / all_, right.sum(-1) / all_.sum(-1), all_
+    return Rates(*(part.unsqueeze(-1) for part in rates))
 
 
 def disparity(rates: Rates, form: Form) -> Tensor:
     """Return how unequal rates are between groups: the worst of the K."""
-    by_group, overall = rates
+    by_group, overall, _ = rates
     if form == "difference":
         unequal = _extreme((by_group - overall.unsqueeze(-2)).abs(), -2, largest=True)
     elif form == "ratio":
@@ -140,11 +148,14 @@ def _floating(confusion: Tensor) -> Tensor:
     return confusion.to(torch.float32 if confusion.device.type == "mps" else torch.float64)
 
 
-def _rates_within_labels(confusion: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `P(yhat | z, y)` as `(..., Z, Y, Y)` and `P(yhat | y)` as `(..., Y, Y)`, NaN where there is no sample."""
+def _rates_within_labels(confusion: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `P(yhat | z, y)` as `(..., Z, Y, Y)`, `P(yhat | y)` as `(..., Y, Y)`, and how many samples the former have.
+
+    Rates are NaN where there is no sample.
+    """
     confusion = _floating(confusion)
-    overall = confusion.sum(-3)
-    return confusion / confusion.sum(-1, keepdim=True), overall / overall.sum(-1, keepdim=True)
+    overall, number = confusion.sum(-3), confusion.sum(-1, keepdim=True)
+    return confusion / number, overall / overall.sum(-1, keepdim=True), number.expand_as(confusion)
 
 
 def _only(rates: Tensor, positive: int | None) -> Tensor:

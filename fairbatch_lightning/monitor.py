@@ -56,6 +56,7 @@ class FairnessMonitor(AnyCallback):
         logits: The name of the submodule that computes the logits, such as "net". None takes `{"logits": ...}` if
             `validation_step` returns that, else the module's own output, `self(x)`.
         threshold: Where a single output per sample is cut: 0 for logits, 0.5 for probabilities.
+        min_samples: Rates of fewer samples than this are left out of the disparities.
         name: For a second monitor, of another attribute: `name="gender"` logs under `fairness_gender/`.
     """
 
@@ -68,6 +69,7 @@ class FairnessMonitor(AnyCallback):
         positive_label: int | str | None = None,
         logits: str | None = None,
         threshold: float = 0.0,
+        min_samples: int = 1,
         name: str | None = None,
     ) -> None:
         stages = (stages,) if isinstance(stages, str) else tuple(stages)
@@ -75,11 +77,13 @@ class FairnessMonitor(AnyCallback):
             raise ValueError(f"Expected argument `stages` to be some of {list(STAGES)} but got {list(stages)}.")
         if logits is not None and not isinstance(logits, str):
             raise ValueError(f"Expected argument `logits` to be the name of a submodule but got {logits!r}.")
+        if min_samples < 1:
+            raise ValueError(f"Expected argument `min_samples` to be at least 1 but got {min_samples!r}.")
         check_findable("groups", groups)
         check_findable("labels", labels)
         self._groups, self._labels, self._stages = groups, labels, stages
         self._positive_label, self._logits, self._threshold = positive_label, logits, threshold
-        self._name = name
+        self._min_samples, self._name = min_samples, name
         self._prefix = "fairness" if name is None else f"fairness_{name}"
         self._capture: LogitsCapture | None = None
         self._watched: list[CountedPredictions] = []
@@ -232,7 +236,7 @@ class FairnessMonitor(AnyCallback):
             index = known.get(id(loader.dataset))
             if index is None:
                 index = GroupIndex.from_dataset(loader.dataset, self._labels, self._groups)
-            settings = self._classes, self._positive_label, self._threshold
+            settings = self._classes, self._positive_label, self._threshold, self._min_samples
             self._watched.append(CountedPredictions(loader, index, pl_module.device, *settings))
 
     def _before_batch(self, number: int) -> None:

@@ -74,6 +74,7 @@ class CountedPredictions:
         classes: What labels mean.
         positive_label: The label that disparities are about, if the user named one.
         threshold: Where a single output per sample is cut.
+        min_samples: Rates of fewer samples are left out of the disparities.
     """
 
     def __init__(
@@ -84,9 +85,10 @@ class CountedPredictions:
         classes: ClassNumbers,
         positive_label: int | str | None = None,
         threshold: float = 0.0,
+        min_samples: int = 1,
     ) -> None:
         self.loader, self.index, self._device, self._classes = loader, index, device, classes
-        self._positive_label, self._threshold = positive_label, threshold
+        self._positive_label, self._threshold, self._min_samples = positive_label, threshold, min_samples
         self._batches: Iterator[np.ndarray[Any, Any]] = samples_of_batches(loader)
         self._metric: _Counts | None = None
         self._is_single = False
@@ -165,7 +167,8 @@ class CountedPredictions:
             confusion = self._metric.confusion.to("cpu", copy=True)
             num_broken, self._all_in_unit = int(self._metric.num_broken), bool(self._metric.all_in_unit)
         confusion //= self._copies  # as many processes saw the same samples
-        return Audit(confusion, self.label_names, self.group_names, self._positive, num_broken // self._copies)
+        names = self.label_names, self.group_names
+        return Audit(confusion, *names, self._positive, num_broken // self._copies, self._min_samples)
 
 
 def _gathered(own: Any) -> list[Any]:

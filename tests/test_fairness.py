@@ -14,6 +14,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from fairbatch_lightning import (
+    Audit,
     DemographicParityDisparity,
     EqualizedOddsDisparity,
     EqualOpportunityDisparity,
@@ -376,3 +377,44 @@ def test_metrics_draw_themselves():
     assert [ax.get_title() for ax in axes] == [f"{n} ({int((groups == z).sum())})" for z, n in enumerate("abcd")]
     number = int(confusion.compute()[0, 1, 0])
     assert f"\n{number}" in axes[0].texts[2].get_text()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("positive", [None, 1])
+def test_rates_of_few_samples_are_left_out(seed, positive):
+    """Against the words: every rate of a group with enough samples for it, compared with everybody's."""
+    random = np.random.default_rng(seed)
+    confusion = random.integers(0, 12, (6, 3, 3)) * random.integers(0, 2, (6, 3, 1))
+    audit = Audit(torch.from_numpy(confusion), tuple("abc"), tuple("uvwxyz"), positive, min_samples=15)
+    rest = range(3) if positive is None else [positive]
+    expected = {"equal_opportunity": [], "equalized_odds": [], "demographic_parity": []}
+    for group in confusion:
+        for guess in rest:
+            if group.sum() >= 15:
+                everybody = confusion[:, :, guess].sum() / confusion.sum()
+                expected["demographic_parity"].append(abs(group[:, guess].sum() / group.sum() - everybody))
+            for label in range(3):
+                if group[label].sum() >= 15:
+                    everybody = confusion[:, label, guess].sum() / confusion[:, label].sum()
+                    off = abs(group[label, guess] / group[label].sum() - everybody)
+                    expected["equalized_odds"].append((label, off))
+                    if label == guess:
+                        expected["equal_opportunity"].append((label, off))
+    for name, found in expected.items():
+        if name != "demographic_parity":  # of a label that only one group has enough samples of nothing is compared
+            labels = [label for label, _ in found]
+            per_group = len(rest) if name == "equalized_odds" else 1
+            found = [off for label, off in found if labels.count(label) > per_group]
+        assert audit.values()[name] == pytest.approx(max(found, default=np.nan), abs=1e-12, nan_ok=True)
+        low, high = audit.intervals()[name]
+        assert not found or low <= audit.values()[name] <= high
+
+
+def test_few_samples_do_not_widen_intervals():
+    confusion = torch.tensor([[[90, 10], [20, 80]], [[80, 20], [10, 90]], [[1, 1], [2, 0]]])
+    whole, part = (Audit(confusion, tuple("ab"), tuple("xyz"), min_samples=least) for least in (1, 30))
+    assert whole.values()["equalized_odds"] > 0.5
+    assert part.values()["equalized_odds"] < 0.1
+    (low, high), (lowest, highest) = part.intervals()["equalized_odds"], whole.intervals()["equalized_odds"]
+    assert high - low < (highest - lowest) / 2
+    assert part.values()["accuracy"] == whole.values()["accuracy"]

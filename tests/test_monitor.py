@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from fairbatch_lightning import Audit, FairBatch, FairBatchWarning, FairnessMonitor, GroupIndex
 from fairbatch_lightning import disparities as d
+from fairbatch_lightning.csv_logs import find_logs, read_run
 from fairbatch_lightning.plots import confusion_figure
 from fairbatch_lightning.predictions import ClassNumbers, CountedPredictions
 from fairbatch_lightning.tables import show
@@ -713,3 +714,21 @@ def test_counts_of_very_many_labels_are_not_logged(tmp_path):
         )
     with open(f"{logger.log_dir}/metrics.csv") as file:
         assert len(next(csv.reader(file))) < 30
+
+
+def test_rates_of_few_samples_can_be_left_out(tmp_path, capsys):
+    monitors = [FairnessMonitor("group"), FairnessMonitor("group", min_samples=25, name="large")]
+    run = trainer(*monitors, logger=CSVLogger(tmp_path))
+    run.test(Evaluated(), DataLoader(Toy(70), batch_size=20))
+    whole, large = (monitor.audits["test"] for monitor in monitors)
+    assert torch.equal(whole.confusion, large.confusion)
+    assert whole.confusion.sum(2).min() < 25
+    assert large.values()["equalized_odds"] != whole.values()["equalized_odds"]
+    assert "cells of at least 25 samples" in capsys.readouterr().out.replace("\n", " ")
+    (path,) = find_logs([tmp_path]).values()
+    assert read_run("run", path).audits["large/test"].min_samples == 25
+
+
+def test_impossible_number_of_samples():
+    with pytest.raises(ValueError, match="`min_samples` to be at least 1 but got 0"):
+        FairnessMonitor("group", min_samples=0)
