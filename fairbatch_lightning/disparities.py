@@ -149,7 +149,7 @@ def _floating(confusion: Tensor) -> Tensor:
 
 
 def _rates_within_labels(confusion: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `P(yhat | z, y)` as `(..., Z, Y, Y)`, `P(yhat | y)` as `(..., Y, Y)`, and how many samples the former have.
+    """Return `P(yhat | z, y)` as `(..., Z, Y, Y)`, `P(yhat | y)` as `(..., Y, Y)`, and the number of samples.
 
     Rates are NaN where there is no sample.
     """
