@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -38,7 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             args = parser.parse_args(arguments)
             args.run(args)
     except (FileNotFoundError, RuntimeError, ValueError) as error:
+        if not _is_ours(error):
+            raise
         parser.exit(1, f"fairbatch {arguments[0]}: {error}\n")
+
+
+def _is_ours(error: Exception) -> bool:
+    """Return whether an error was raised here, with a message for users; others need their traceback."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("fairbatch_lightning")
 
 
 def _train(arguments: Sequence[str]) -> None:

@@ -16,6 +16,8 @@ from fairbatch_lightning.metrics import GroupConfusion
 class _Disparity(GroupConfusion):
     """What the disparities have in common; they name the rates that should be equal."""
 
+    plot_lower_bound = 0.0
+    plot_upper_bound = 1.0
     _forms: tuple[str | None, ...] = ("difference", "ratio")
 
     def __init__(

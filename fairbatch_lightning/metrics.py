@@ -104,8 +104,6 @@ class GroupConfusion(Metric):
 
     full_state_update = False
     is_differentiable = False
-    plot_lower_bound = 0.0
-    plot_upper_bound = 1.0
 
     confusion: Tensor
 
@@ -134,12 +132,11 @@ class GroupConfusion(Metric):
             if values.is_floating_point():
                 raise ValueError(f"Expected `{name}` to be integers but got {values.dtype}. Use `{name}.long()`.")
             check_range(name, values, number)
-        self.add(preds.long(), target.long(), groups.long())
+        self.add(places_in_confusion(preds.long(), target.long(), groups.long(), self.num_labels))
 
-    def add(self, preds: Tensor, target: Tensor, groups: Tensor) -> None:
-        """Add samples by their numbers: `update` without its checks, which wait for the device."""
-        flat = places_in_confusion(preds, target, groups, self.num_labels)
-        self.confusion.view(-1).index_add_(0, flat, torch.ones_like(flat))
+    def add(self, places: Tensor) -> None:
+        """Add samples by their places in the flattened counts: `update` without its checks, which await the device."""
+        self.confusion.view(-1).index_add_(0, places, torch.ones_like(places))
 
     def compute(self) -> Tensor:
         """Return the counts, `(Z, Y, Y)`."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fairbatch_lightning.audit import Audit
+from fairbatch_lightning.disparities import places_in_confusion
 from fairbatch_lightning.estimate import to_device
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.held_out import num_replicas, samples_of_batches
@@ -117,11 +118,9 @@ class CountedPredictions:
         counted = self.samples >= 0
         if not counted.all():
             logits = logits[torch.from_numpy(counted).to(logits.device)]
-        labels, groups = self.index.labels_and_groups(self.samples[counted])
-        predictions, device = predicted(logits, self._threshold), self._metric.device
-        self._metric.add(
-            predictions.to(device), to_device(self._rows[labels], device), to_device(self._columns[groups], device)
-        )
+        cells = torch.from_numpy(self.index.cells[self.samples[counted]].astype(np.int64))
+        device = self._metric.device
+        self._metric.add(to_device(self._first_places[cells], device) + predicted(logits, self._threshold).to(device))
         self._metric.look_at(logits)
         self._is_single = logits.ndim == 1 or logits.shape[1] == 1
 
@@ -134,7 +133,8 @@ class CountedPredictions:
         self.label_names = tuple(
             names.get(label, str(label) if str(label) not in taken else f"class {label}") for label in range(number)
         )
-        self._rows = torch.tensor([classes[value] for value in self.index.label_values])
+        rows = torch.tensor([classes[value] for value in self.index.label_values])
+        self._first_places = places_in_confusion(torch.zeros(()).long(), rows[:, None], self._columns, number).flatten()
         self._positive = 1 if number == 2 else None
         if self._positive_label is not None:
             self._positive = self._find_positive(classes)

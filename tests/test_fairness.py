@@ -247,7 +247,7 @@ def test_a_collection_of_them_shares_one_state():
 def test_state_lives_where_the_metric_is_moved():
     metric = GroupConfusion(2, 2).to("meta")
     zeros = torch.zeros(3, dtype=torch.long, device="meta")
-    metric.add(zeros, zeros, zeros)
+    metric.add(zeros)
     assert {metric.confusion.device.type, d.equalized_odds_disparity(metric.confusion).device.type} == {"meta"}
 
 
