@@ -53,6 +53,8 @@ class FairBatch(AnyCallback):
         alpha: The step, in units of shares: a number, or a function of the update's number (0, 1, ...).
         threshold: Gaps up to this size are left alone: the trade-off between accuracy and fairness.
         min_share: No cell gets less of its label's draws than this.
+        min_samples: Cells with fewer training samples than this are not compared, and keep their share: a handful of
+            samples says little about a group, but may have the largest loss of all.
         compare: How groups are compared: "row" (with their mean), "neighbours" (as the paper implemented it) or "all"
             (every pair). With two groups all three are the same.
         positive_label: The label that equal opportunity and demographic parity are about, as the data has it.
@@ -78,6 +80,7 @@ class FairBatch(AnyCallback):
         alpha: Alpha = 0.005,
         threshold: float = 0.0,
         min_share: float = 0.0,
+        min_samples: int = 1,
         compare: Compare = "row",
         positive_label: int | str = 1,
         loss: PerSampleLoss | str | None = None,
@@ -94,6 +97,7 @@ class FairBatch(AnyCallback):
             alpha=alpha,
             threshold=threshold,
             min_share=min_share,
+            min_samples=min_samples,
             compare=compare,
             positive_label=positive_label,
             loss=loss,

@@ -10,7 +10,12 @@ from fairbatch_lightning.criteria import Criterion, row_gaps
 from fairbatch_lightning.groups import GroupIndex
 
 
-def compared_rows(criterion: Criterion, index: GroupIndex) -> Tensor:
+def signal_of(criterion: Criterion, losses: Tensor, index: GroupIndex, min_samples: int = 1) -> Tensor:
+    """Return a criterion's `(Y, Z)` signal, NaN for cells with fewer than `min_samples` training samples."""
+    return criterion.signal(losses, index.counts).masked_fill(index.counts < min_samples, torch.nan)
+
+
+def compared_rows(criterion: Criterion, index: GroupIndex, min_samples: int = 1) -> Tensor:
     """Return the rows that the criterion compares, `(Y,)`; refuse data without any, and say which cells are empty."""
     positive = getattr(criterion, "positive", 0)
     if not 0 <= positive < index.shape[0]:
@@ -18,12 +23,13 @@ def compared_rows(criterion: Criterion, index: GroupIndex) -> Tensor:
             f"Expected `positive` of {criterion} to be the row of a label, from 0 to {index.shape[0] - 1}: the labels"
             f" are {list(index.label_names)}."
         )
-    compared = ~row_gaps(criterion.signal(torch.zeros(index.shape), index.counts)).isnan()
+    compared = ~row_gaps(signal_of(criterion, torch.zeros(index.shape), index, min_samples)).isnan()
     if not compared.any():
+        samples = f"{min_samples} samples" if min_samples > 1 else "samples"
         raise ValueError(
-            "Expected a label with samples of at least two groups to compare, but the labels"
+            f"Expected a label with {samples} of at least two groups to compare, but the labels"
             f" {list(index.label_names)} and groups {list(index.group_names)} have the counts {index.counts.tolist()}."
-            " Check the arguments `groups`, `labels` and `positive_label`."
+            " Check the arguments `groups`, `labels`, `positive_label` and `min_samples`."
         )
     if (empty := index.counts == 0).any():
         warn(

@@ -46,6 +46,7 @@ class Settings:
     alpha: Alpha
     threshold: float
     min_share: float
+    min_samples: int
     compare: Compare
     positive_label: int | str
     loss: PerSampleLoss | str | None
@@ -66,6 +67,10 @@ class Settings:
         if every != "epoch" and (isinstance(every, bool | str) or not isinstance(every, Integral) or every < 1):
             raise ValueError(
                 f'Expected argument `update_every` to be "epoch" or a positive number of batches but got {every!r}.'
+            )
+        if isinstance(self.min_samples, bool) or not isinstance(self.min_samples, Integral) or self.min_samples < 1:
+            raise ValueError(
+                f"Expected argument `min_samples` to be an integer of at least 1 but got {self.min_samples!r}."
             )
         if isinstance(self.seed, bool) or not isinstance(self.seed, Integral) or self.seed < 0:
             raise ValueError(f"Expected argument `seed` to be an integer of at least 0 but got {self.seed!r}.")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairbatch_lightning._warnings import warn
 from fairbatch_lightning.capture import LogitsCapture
-from fairbatch_lightning.comparable import check_same_cells, compared_rows, names_of
+from fairbatch_lightning.comparable import check_same_cells, compared_rows, names_of, signal_of
 from fairbatch_lightning.estimate import TrainingRun
 from fairbatch_lightning.evaluation import needs_whole_step, no_logits, returned_logits
 from fairbatch_lightning.groups import GroupIndex
@@ -54,7 +54,7 @@ class FairTraining:
         loader = TrainLoader.find(given, settings.loader)
         self.index = GroupIndex.from_dataset(loader.loader.dataset, settings.labels, settings.groups)
         self._criterion = settings.new_criterion(self.index)
-        compared = compared_rows(self._criterion, self.index)
+        compared = compared_rows(self._criterion, self.index, settings.min_samples)
         self.controller = settings.new_controller(self.index)
         self.history: list[UpdateRecord] = []
         self.logits_seen = False
@@ -197,7 +197,8 @@ class FairTraining:
         trainer, self.run.num_updates = self.run.trainer, len(self.history)
         losses = self._finite_losses(self._estimate.measure(self.run))
         before = self.controller.shares
-        gaps = self.controller.update(self._criterion.signal(losses, self.index.counts))
+        signal = signal_of(self._criterion, losses, self.index, self._settings.min_samples)
+        gaps = self.controller.update(signal)
         self._sampler.shares = self.controller.shares
         epoch = trainer.current_epoch if epoch is None else epoch
         record = UpdateRecord(epoch, trainer.global_step, losses, gaps, before, self.controller.shares)

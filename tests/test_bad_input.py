@@ -52,6 +52,7 @@ def class_of(labels, i):
         ({"alpha": -1}, "`alpha` to be a number above 0 but got -1"),
         ({"threshold": -0.1}, "`threshold` to be a number of at least 0"),
         ({"min_share": 2}, "`min_share` to be between 0 and 1"),
+        ({"min_samples": 0}, "`min_samples` to be an integer of at least 1 but got 0"),
         ({"compare": "mean"}, "`compare` to be one of"),
         ({"loss": "mse"}, '`loss` to be None, "error" or a function'),
         ({"logits": torch.nn.Linear(2, 2)}, "`logits` to be the name of a submodule but got Linear"),
@@ -118,6 +119,7 @@ class OwnBatches:
         (loader, {"groups": np.linspace(0, 1, 240)}, "`groups` to be categories .* numbers such as 0.00"),
         (loader, {"groups": "ethnicity"}, "Found no groups in Toy: .* 'ethnicity'. Pass `groups` as the name"),
         (loader, {"groups": [0] * 240}, "at least two groups to compare, .* Check the arguments `groups`"),
+        (loader, {"min_samples": 1000}, "Expected a label with 1000 samples of at least two groups"),
         (loader, {"min_share": 0.4}, "`min_share` to be at most 1/3 because a label has 3 groups, but got 0.4"),
         (loader, {"criterion": "equal_opportunity", "positive_label": 7}, r"`positive_label` to be one of .*\[0, 1\]"),
         (

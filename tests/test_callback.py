@@ -395,3 +395,27 @@ def test_validate_and_test_are_untouched():
     run.validate(module, ToyData(), verbose=False)
     run.fit(module, ToyData())
     run.test(module, loader(), verbose=False)
+
+
+class WithTinyCell(Toy):
+    """The cell (1, "c") has three samples, which no model gets right."""
+
+    def __init__(self):
+        super().__init__()
+        tiny = ((self.targets == 1) & (self.group_ids == 2)).nonzero().flatten()
+        self.targets[tiny[3:]] = 0
+        self.x[tiny[:3]] = -self.x[self.targets == 1].mean(0) * 20
+
+
+@pytest.mark.parametrize("min_samples", [1, 10])
+def test_cells_of_few_samples_can_be_left_alone(min_samples):
+    data, callback = WithTinyCell(), FairBatch(groups="group", alpha=0.02, min_samples=min_samples)
+    trainer(callback, max_epochs=5).fit(ToyModule(), loader(data))
+    assert int(callback.counts[1, 2]) == 3
+    before, after = callback.history[0].shares_before[1], callback.shares[1]
+    if min_samples == 1:
+        assert after[2] > before[2] + 0.05
+    else:
+        assert after[2] == before[2]
+        gap = callback.history[-1].losses[1, :2]
+        assert float(callback.history[-1].gaps[1]) == pytest.approx(float(gap.max() - gap.min()))
