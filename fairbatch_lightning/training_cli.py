@@ -18,7 +18,7 @@ from fairbatch_lightning.monitor import FairnessMonitor
 from fairbatch_lightning.vision import UTKFaceDataModule, VisionClassifier
 
 LOGS = "fairbatch_logs"
-FINE_TUNING = {"alpha": 0.02, "min_share": 0.02, "estimate": "validation"}
+FINE_TUNING = {"alpha": 0.04, "min_share": 0.02, "min_samples": 20, "estimate": "validation"}
 """FairBatch's settings for the few epochs of fine-tuning, together with several validations in each of them."""
 
 
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> None:
         save_config_kwargs={"overwrite": True},
         trainer_defaults={
             "max_epochs": 10,
-            "val_check_interval": 0.1,
+            "val_check_interval": 0.125,
             "logger": _loggers(),
             "callbacks": [ModelCheckpoint(monitor="val_accuracy", mode="max", save_last=True)],
         },

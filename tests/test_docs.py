@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from faces import write_faces
 from helpers import needed
 from lightning.pytorch.cli import instantiate_class
+from torchvision import models
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -40,11 +43,22 @@ def run_yaml(code):
         instantiate_class((), callback)
 
 
+def provide_utkface(folder, monkeypatch):
+    """Put a folder of images where the documentation has UTKFace, and weights where torch keeps downloaded ones."""
+    write_faces(folder / "UTKFace", number=350, seed=1)
+    monkeypatch.setenv("TORCH_HOME", str(folder / "torch"))
+    weights = folder / "torch" / "hub" / "checkpoints"
+    weights.mkdir(parents=True)
+    torch.save(models.resnet18().state_dict(), weights / Path(models.ResNet18_Weights.DEFAULT.url).name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_blocks_run(page, tmp_path, monkeypatch):
     """All but those for Hugging Face's models, which have a test of their own."""
     monkeypatch.chdir(tmp_path)
+    if "UTKFace(" in page.read_text() or '"UTKFace"' in page.read_text():
+        provide_utkface(tmp_path, monkeypatch)
     namespace = {"__name__": "snippet"}
     exec(
         "from lightning import Trainer\nfrom fairbatch_lightning import FairBatch", namespace
