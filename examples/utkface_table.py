@@ -63,13 +63,13 @@ def train(args: argparse.Namespace, run: Run, weights: str | None, keep: Path | 
     )
     fairbatch = FairBatch("equalized_odds", groups="race", seed=run.seed, **FINE_TUNING)
     methods = {"original": [], "cutting": [Cutting(groups="race", seed=run.seed)], "fairbatch": [fairbatch]}
-    epochs = args.epochs * args.cutting_longer if run.method == "cutting" else args.epochs
+    longer = args.cutting_longer if run.method == "cutting" else 1
     with tempfile.TemporaryDirectory() as folder:
         best = ModelCheckpoint(folder, monitor="val_accuracy", mode="max")
         monitor = FairnessMonitor(groups="race")
         trainer = L.Trainer(
-            max_epochs=epochs,
-            val_check_interval=1 / args.validations,
+            max_epochs=longer * args.epochs,
+            val_check_interval=longer / args.validations,
             callbacks=[*methods[run.method], monitor, best],
             logger=False,
             enable_model_summary=False,
@@ -84,7 +84,13 @@ def train(args: argparse.Namespace, run: Run, weights: str | None, keep: Path | 
     audit = monitor.audits["test"]
     shares = None if fairbatch.shares is None else fairbatch.shares.tolist()
     names = {"labels": audit.label_names, "groups": audit.group_names}
-    return {"confusion": audit.confusion.tolist(), **names, "epochs": epochs, "seconds": seconds, "shares": shares}
+    return {
+        "confusion": audit.confusion.tolist(),
+        **names,
+        "epochs": longer * args.epochs,
+        "seconds": seconds,
+        "shares": shares,
+    }
 
 
 def starting_weights(args: argparse.Namespace, run: Run) -> str:
@@ -172,7 +178,7 @@ def main() -> None:
     )
     parser.add_argument("--image-size", type=int, default=32)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--validations", type=int, default=10, help="in each epoch, with an update of the shares")
+    parser.add_argument("--validations", type=int, default=10, help="in each epoch, with an update of shares")
     parser.add_argument("--lr", type=float, default=5e-4)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from fairbatch_lightning.monitor import FairnessMonitor
 from fairbatch_lightning.vision import UTKFaceDataModule, VisionClassifier
 
 LOGS = "fairbatch_logs"
-FINE_TUNING = {"alpha": 0.04, "min_share": 0.02, "min_samples": 20, "estimate": "validation"}
+FINE_TUNING = {"alpha": 0.05, "min_share": 0.02, "min_samples": 20, "estimate": "validation"}
 """FairBatch's settings for the few epochs of fine-tuning, together with several validations in each of them."""
 
 
