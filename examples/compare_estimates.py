@@ -12,10 +12,8 @@ interrupted comparison go on, and draws the paths.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import logging
-import tarfile
 import time
 import warnings
 from dataclasses import dataclass
@@ -34,6 +32,8 @@ from tqdm.auto import tqdm
 
 from fairbatch_lightning import FairBatch
 from fairbatch_lightning.disparities import group_confusion
+from fairbatch_lightning.vision import UTKFace
+from fairbatch_lightning.vision.utkface import RACES, square
 
 ESTIMATES = ["plain", "exact", "sampled", "online", "validation"]
 T_975 = [0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]  # Student's quantile by degrees of freedom
@@ -117,18 +117,11 @@ def datasets(task: str, data: Path, seed: int) -> tuple[Any, Any]:
 
 def faces(path: Path, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return some faces at 32 px, their gender and race."""
-    from PIL import Image
-
-    images, labels, groups = [], [], []
-    with tarfile.open(path) as tar:
-        members = [m for m in tar.getmembers() if m.name.count("_") == 3 and m.isfile()]
-        for i in sorted(np.random.default_rng(0).permutation(len(members))[:number]):
-            _, gender, race, _ = Path(members[i].name).name.split("_")
-            image = Image.open(io.BytesIO(tar.extractfile(members[i]).read())).convert("RGB").resize((32, 32))
-            images.append(np.asarray(image, np.float32).transpose(2, 0, 1))
-            labels.append(int(gender))
-            groups.append(int(race))
-    return np.stack(images), np.array(labels), np.array(groups)
+    found = UTKFace(path, "gender", transform=square(32))
+    some = sorted(np.random.default_rng(0).permutation(len(found))[:number])
+    images = torch.stack([found[i][0] for i in some]).float().numpy()
+    races = np.array([RACES.index(race) for race in found.races])
+    return images, np.array(found.targets)[some], races[some]
 
 
 def run(task: str, criterion: str, estimate: str, seed: int, data: Path) -> dict[str, Any]:

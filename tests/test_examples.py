@@ -1,7 +1,6 @@
 """The examples run, and the generated data is what the paper's formula gives."""
 
 import importlib
-import io
 import json
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
+from faces import write_faces
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SYNTHETIC = EXAMPLES / "synthetic.py"
@@ -98,23 +97,37 @@ def test_estimates_are_compared(tmp_path):
     for name in ("compas", "adult"):
         x = rng.normal(size=(100, 5)).astype(np.float32)
         np.savez(tmp_path / f"{name}.npz", x=x, y=rng.integers(2, size=100), z=rng.integers(2, size=100))
+    write_faces(tmp_path / "faces", number=100)
     with tarfile.open(tmp_path / "utkface64.tar", "w") as tar:
-        for number in range(100):
-            image = io.BytesIO()
-            Image.fromarray(rng.integers(255, size=(64, 64, 3), dtype=np.uint8)).save(image, "JPEG")
-            member = tarfile.TarInfo(f"faces/30_{number % 2}_{number % 5}_{number}.jpg")
-            member.size = len(image.getvalue())
-            tar.addfile(member, io.BytesIO(image.getvalue()))
+        tar.add(tmp_path / "faces")
     (tmp_path / "weights").mkdir()
     torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "weights" / "resnet18_backbone.pth")
     tasks = ["synthetic", "compas", "adult", "utkface"]
-    command = EXAMPLES / "compare_estimates.py", tmp_path, "--tasks", *tasks, "--seeds", 2, "--epochs", 1
+    command = EXAMPLES / "compare_estimates.py", tmp_path, "--tasks", *tasks, "--seeds", 1, "--epochs", 1
     printed = run_script(*command, "--out", tmp_path / "out")
     assert printed.count("| online |") == printed.count("| validation |") == 10
     assert len(list((tmp_path / "out").glob("*.png"))) == 10
     runs = json.loads((tmp_path / "out" / "runs.json").read_text())
-    assert len(runs) == 10 * 5 * 2
+    assert len(runs) == 10 * 5
     assert run_script(*command, "--out", tmp_path / "out") == printed
+
+
+@pytest.mark.slow
+def test_utkface_table(tmp_path):
+    """All methods, from a file of weights and from a plain training; what is there is not trained again."""
+    write_faces(tmp_path / "faces", number=600)
+    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "resnet18.pth")
+    options = "--labels", "gender", "--seeds", 0, "--epochs", 1, "--validations", 2, "--output", tmp_path / "out"
+    command = EXAMPLES / "utkface_table.py", "--data", tmp_path / "faces", *options
+    for weights in ([f"resnet18={tmp_path / 'resnet18.pth'}", "--backbones", "resnet18"], ["--backbones", "googlenet"]):
+        printed = run_script(*command, "--weights", *weights)
+    lines = [line.split(" | ") for line in printed.splitlines() if line.startswith("| googlenet")]
+    assert [line[2] for line in lines] == ["original", "cutting", "fairbatch"]
+    assert [line[6] for line in lines] == ["1", "2", "1"]  # epochs
+    assert len(list((tmp_path / "out").glob("*.json"))) == 6
+    assert (tmp_path / "out" / "start_googlenet_gender_0.ckpt").exists()
+    again = run_script(*command, "--backbones", "googlenet")
+    assert again == "\n".join(line for line in printed.splitlines() if line.startswith("|")) + "\n"
 
 
 def test_setting_is_chosen_by_accuracy_among_the_fair():
