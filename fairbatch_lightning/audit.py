@@ -169,7 +169,23 @@ class Audit:
             return [f"{values[name]:.3f}" if known else "-" if name in values else "", interval]
 
         names = [name for name in values if not name.endswith("_ratio")]
-        return [[name.replace("_", " "), *text(name), *text(f"{name}_ratio")] for name in names]
+        first, *others = [[name.replace("_", " "), *text(name), *text(f"{name}_ratio")] for name in names]
+        return [first, *self._group_rows(), *others]
+
+    def _group_rows(self) -> list[list[str]]:
+        """Return the accuracy of every group with its interval, as text; none if there are very many groups."""
+        right, number = self.confusion.diagonal(dim1=1, dim2=2).sum(1), self.confusion.sum((1, 2))
+        ends = zip(*wilson_interval(right, number).tolist(), strict=True)
+        accuracies = self.group_accuracies().items() if len(self.group_names) <= MANY // 3 else ()
+        return [
+            [
+                f"accuracy of {group}",
+                *([f"{value:.3f}", f"{low:.3f} to {high:.3f}"] if value == value else ["-", ""]),
+                "",
+                "",
+            ]
+            for (group, value), (low, high) in zip(accuracies, ends, strict=False)
+        ]
 
     def tables(self, title: str) -> list[Table]:
         """Return the tables that tell people about it: every cell, and accuracies and disparities."""

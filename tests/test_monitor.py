@@ -5,6 +5,7 @@ import copy
 import csv
 import math
 import pickle
+import re
 import types
 from contextlib import nullcontext
 
@@ -379,6 +380,8 @@ def test_table_at_the_end_of_a_test(capsys):
     assert printed.count("small") == int((counts < 30).sum()) > 0
     assert "equalized odds" in printed
     assert "four-fifths rule" in printed
+    for group, value in monitor.audits["test"].group_accuracies().items():
+        assert re.search(rf"accuracy of {group}\s*│\s*{value:.3f}", printed)
     run.test(model, held_out(Toy(seed=3)), verbose=False)
     assert "Fairness on test data" not in capsys.readouterr().out
 
