@@ -118,6 +118,11 @@ class Audit:
                 f"all {place} samples are of the group {self.group_names[0]}: disparities are NaN. Evaluate on data"
                 " that has others as well."
             )
+        if self.min_samples > 1 and math.isnan(self.values()["equalized_odds"]) and not self.num_broken:
+            found.append(
+                f"no label has {self.min_samples} {place} samples of two groups: disparities are NaN. Use a smaller"
+                " `min_samples`."
+            )
         if absent:
             found.append(
                 f"the model tells {len(self.label_names)} classes apart, but {place} data has no samples of"

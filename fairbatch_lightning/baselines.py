@@ -45,7 +45,7 @@ class Cutting(AnyCallback):
         groups: Source = None,
         labels: Source = None,
         positive_label: int | str = 1,
-        loader: str | int | None = None,
+        loader: int | str | None = None,
         seed: int = 0,
     ) -> None:
         if criterion not in CRITERIA:
@@ -53,6 +53,9 @@ class Cutting(AnyCallback):
         self._criterion, self._groups, self._labels, self._positive_label = criterion, groups, labels, positive_label
         self._loader, self._seed = loader, seed
         self._undo: Callable[[], None] | None = None
+        self._sampler: FairSampler | None = None
+        self._trainer: Trainer | None = None
+        self._restored: dict[str, Any] | None = None
         self.index: GroupIndex | None = None
         """The cell of every sample that is trained on; None before the training data is known."""
 
@@ -64,6 +67,7 @@ class Cutting(AnyCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stand in the way of the train DataLoader: Lightning asks for it next."""
         if stage == "fit":
+            self._restored = None
             self._undo = replace_train_loader(trainer, lambda given: self._cut_loader(given, trainer))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -74,6 +78,20 @@ class Cutting(AnyCallback):
         """Leave no trace in the user's objects: Lightning calls no teardown when training fails."""
         self._detach()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the epoch, to go on from there."""
+        if self._sampler is None or self._trainer is None:
+            return {}
+        progress: Any = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        state = self._sampler.state_dict()
+        return {**state, "next_batch": min(state["next_batch"], progress.processed)}  # workers have fetched more
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the place until the training data is known."""
+        self._restored = state_dict or None
+        if self._sampler is not None and state_dict:
+            self._sampler.load_state_dict(state_dict)
+
     def _detach(self) -> None:
         if self._undo is not None:
             self._undo()
@@ -81,15 +99,17 @@ class Cutting(AnyCallback):
 
     def _cut_loader(self, given: Any, trainer: Trainer) -> Any:
         """Return what Lightning was about to train on, without the samples that are left out."""
-        found = TrainLoader.find(given, self._loader)
+        found = TrainLoader.find(given, self._loader, "Cutting")
         index = GroupIndex.from_dataset(found.loader.dataset, self._labels, self._groups)
         positive = index.row_of(self._positive_label) if self._criterion == "equal_opportunity" else None
         kept = evened(index, self._criterion, positive, np.random.default_rng(self._seed))
         self.index = index.part(kept)
         processes = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
         settings = {"seed": self._seed, "drop_last": found.drop_last, **processes}
-        sampler = FairSampler.from_index(self.index, found.batch_size, **settings)
-        batches = BatchSampler(sampler, found.batch_size, found.drop_last)
+        self._sampler, self._trainer = FairSampler.from_index(self.index, found.batch_size, **settings), trainer
+        if self._restored is not None:
+            self._sampler.load_state_dict(self._restored)
+        batches = BatchSampler(self._sampler, found.batch_size, found.drop_last)
         dataset = Subset(found.loader.dataset, kept.tolist())
         return found.put_back(with_batches(found.loader, batches, dataset=dataset))
 

@@ -86,8 +86,8 @@ class FairBatch(AnyCallback):
         loss: PerSampleLoss | str | None = None,
         logits: str | None = None,
         estimate: str | Estimate = "online",
-        update_every: str | int = "epoch",
-        loader: str | int | None = None,
+        update_every: int | str = "epoch",
+        loader: int | str | None = None,
         seed: int = 0,
     ) -> None:
         self._settings = Settings(

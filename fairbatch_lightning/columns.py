@@ -142,9 +142,9 @@ def _own_column(dataset: Any, source: Source, role: Role) -> Column | None:
         position = USUAL_POSITION[role] if source is None else source
         if isinstance(position, int) and position < len(dataset.tensors):
             return Column(*categorical(dataset.tensors[position], role))
-    names = USUAL_NAMES[role] if source is None else (source, f"{source}s")  # a dataset may call them "races"
-    for name in names:
-        if isinstance(name, str) and (values := _named(dataset, name)) is not None:
+    names = USUAL_NAMES[role] if source is None else (source, f"{source}s") if isinstance(source, str) else ()
+    for name in names:  # a dataset may call them "races"
+        if (values := _named(dataset, name)) is not None:
             array, value_names = categorical(values, role)
             return Column(array, value_names or _class_names(dataset, name, role))
     return None

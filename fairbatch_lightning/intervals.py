@@ -97,7 +97,8 @@ def _off_by(drawn: Rates, truth: Rates, form: Form) -> Tensor:
     """Return how far the drawn rates are off the true ones at most, `(R,)`: in what the disparity is made of."""
     if form == "difference":
         first, second = (rates.by_group - rates.overall.unsqueeze(-2) for rates in (drawn, truth))
-        return (first - second).abs().nan_to_num(0).flatten(1).amax(1)
+        compared = (~truth.by_group.isnan()).sum(-2) > 1  # of the others the disparity knows nothing either
+        return ((first - second).abs().nan_to_num(0) * compared).flatten(1).amax(1)
     shift = drawn.by_group.log() - truth.by_group.log()  # NaN where a cell is not drawn
     highest = shift.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(1)
     lowest = shift.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).amin(1)

@@ -31,11 +31,11 @@ class TrainLoader:
     position: int
 
     @classmethod
-    def find(cls, given: Any, name: str | int | None = None) -> TrainLoader:
-        """Find the loader, by its key or position if there are several, or refuse what cannot be made fair."""
+    def find(cls, given: Any, name: str | int | None = None, who: str = "FairBatch") -> TrainLoader:
+        """Find the loader, by its key or position if there are several, or refuse what cannot be made fair by `who`."""
         loaders = tree_leaves(_contents(given))
-        position = 0 if name is None and len(loaders) == 1 else _position(_contents(given), name)
-        _check_loader(loaders[position])
+        position = 0 if name is None and len(loaders) == 1 else _position(_contents(given), name, who)
+        _check_loader(loaders[position], who)
         return cls(loaders[position], given, position)
 
     def put_back(self, loader: DataLoader[Any]) -> Any:
@@ -198,7 +198,7 @@ def _contents(given: Any) -> Any:
     return given.iterables if _is_combined(given) else given
 
 
-def _position(contents: Any, name: str | int | None) -> int:
+def _position(contents: Any, name: str | int | None, who: str) -> int:
     """Return where the loader with this key or position is among the leaves."""
     keys = list(contents) if isinstance(contents, Mapping) else list(range(len(contents)))
     if len(keys) != len(tree_leaves(contents)):
@@ -207,7 +207,7 @@ def _position(contents: Any, name: str | int | None) -> int:
         )
     if name is None:
         raise ValueError(
-            f"FairBatch acts on one train DataLoader but got {len(keys)}. Name it, FairBatch(loader={keys[0]!r}), or"
+            f"{who} acts on one train DataLoader but got {len(keys)}. Name it, {who}(loader={keys[0]!r}), or"
             " join the datasets with torch.utils.data.ConcatDataset and return a single DataLoader."
         )
     if name not in keys:
@@ -220,28 +220,28 @@ def _is_combined(given: Any) -> bool:
     return hasattr(given, "iterables") and hasattr(given, "flattened")
 
 
-def _check_loader(loader: Any) -> None:
+def _check_loader(loader: Any, who: str) -> None:
     if not isinstance(loader, DataLoader):
         raise TypeError(
-            f"FairBatch needs a torch.utils.data.DataLoader for training but got {type(loader).__name__}: it chooses"
+            f"{who} needs a torch.utils.data.DataLoader for training but got {type(loader).__name__}: it chooses"
             " the samples of every batch."
         )
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError(
-            f"FairBatch cannot choose the samples of {type(loader.dataset).__name__}: an IterableDataset delivers them"
+            f"{who} cannot choose the samples of {type(loader.dataset).__name__}: an IterableDataset delivers them"
             " in its own order. Use a map-style dataset, with __getitem__ and __len__."
         )
     if loader.batch_sampler is None:
         raise ValueError(
-            "FairBatch composes batches, but the train DataLoader has batch_size=None, so the dataset makes its own."
+            f"{who} composes batches, but the train DataLoader has batch_size=None, so the dataset makes its own."
             " Let the dataset return single samples and give the DataLoader a batch_size."
         )
     if loader.batch_size is None and not isinstance(getattr(loader.batch_sampler, "batch_size", None), int):
         raise ValueError(
-            f"FairBatch replaces the batch_sampler {type(loader.batch_sampler).__name__} but cannot tell its batch"
+            f"{who} replaces the batch_sampler {type(loader.batch_sampler).__name__} but cannot tell its batch"
             " size. Give it an attribute `batch_size`, or use DataLoader(batch_size=...)."
         )
-    _check_sampler(loader)
+    _check_sampler(loader, who)
 
 
 def is_ordinary(sampler: Any) -> bool:
@@ -250,7 +250,7 @@ def is_ordinary(sampler: Any) -> bool:
     return module in ("torch", "torchdata") and name in ("RandomSampler", "SequentialSampler", "BatchSampler")
 
 
-def _check_sampler(loader: DataLoader[Any]) -> None:
+def _check_sampler(loader: DataLoader[Any], who: str) -> None:
     """Refuse samplers that leave samples out, and say when another way of sampling is replaced."""
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     own_batches = not is_ordinary(loader.batch_sampler)
@@ -260,11 +260,11 @@ def _check_sampler(loader: DataLoader[Any]) -> None:
     draws = len(loader) * (loader.batch_size or replaced.batch_size)
     if not isinstance(sampler, WeightedRandomSampler | DistributedSampler) and draws < _fewest(loader):
         raise ValueError(
-            f"FairBatch would draw from all {_num_samples(loader)} samples, but your {type(replaced).__name__} draws"
+            f"{who} would draw from all {_num_samples(loader)} samples, but your {type(replaced).__name__} draws"
             f" {draws}. If it leaves some out, use torch.utils.data.Subset(dataset, indices) as the dataset instead; if"
             " it makes epochs shorter, use Trainer(limit_train_batches=...)."
         )
-    warn(f"FairBatch replaces your {type(replaced).__name__}: the shares of the cells decide what is drawn.")
+    warn(f"{who} replaces your {type(replaced).__name__}: it decides itself what is drawn.")
 
 
 def _fewest(loader: DataLoader[Any]) -> int:

@@ -19,6 +19,7 @@ from fairbatch_lightning.logs import log_at_once, log_figure, log_name
 from fairbatch_lightning.plots import confusion_figure, fairness_figure, times_of
 from fairbatch_lightning.predictions import ClassNumbers, CountedPredictions
 from fairbatch_lightning.tables import show
+from fairbatch_lightning.values import check_at_least
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -77,8 +78,7 @@ class FairnessMonitor(AnyCallback):
             raise ValueError(f"Expected argument `stages` to be some of {list(STAGES)} but got {list(stages)}.")
         if logits is not None and not isinstance(logits, str):
             raise ValueError(f"Expected argument `logits` to be the name of a submodule but got {logits!r}.")
-        if min_samples < 1:
-            raise ValueError(f"Expected argument `min_samples` to be at least 1 but got {min_samples!r}.")
+        check_at_least("min_samples", min_samples, 1)
         check_findable("groups", groups)
         check_findable("labels", labels)
         self._groups, self._labels, self._stages = groups, labels, stages

@@ -22,6 +22,7 @@ from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.losses import PerSampleLoss, resolve_loss
 from fairbatch_lightning.online import OnlineEstimate
 from fairbatch_lightning.validation import ValidationEstimate
+from fairbatch_lightning.values import check_at_least
 
 CRITERIA: dict[str, Callable[[int], Criterion]] = {
     "equal_opportunity": EqualOpportunity,
@@ -68,12 +69,8 @@ class Settings:
             raise ValueError(
                 f'Expected argument `update_every` to be "epoch" or a positive number of batches but got {every!r}.'
             )
-        if isinstance(self.min_samples, bool) or not isinstance(self.min_samples, Integral) or self.min_samples < 1:
-            raise ValueError(
-                f"Expected argument `min_samples` to be an integer of at least 1 but got {self.min_samples!r}."
-            )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, Integral) or self.seed < 0:
-            raise ValueError(f"Expected argument `seed` to be an integer of at least 0 but got {self.seed!r}.")
+        check_at_least("min_samples", self.min_samples, 1)
+        check_at_least("seed", self.seed, 0)
 
     def per_sample_loss(self) -> PerSampleLoss:
         """Return the function that gives one loss per sample."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from fairbatch_lightning.baselines import Cutting
 from fairbatch_lightning.callback import FairBatch
@@ -18,7 +21,7 @@ from fairbatch_lightning.monitor import FairnessMonitor
 from fairbatch_lightning.vision import UTKFaceDataModule, VisionClassifier
 
 LOGS = "fairbatch_logs"
-FINE_TUNING = {"alpha": 0.05, "min_share": 0.02, "min_samples": 20, "estimate": "validation"}
+FINE_TUNING = {"alpha": 0.02, "min_share": 0.02, "min_samples": 20, "estimate": "validation"}
 """FairBatch's settings for the few epochs of fine-tuning, together with several validations in each of them."""
 
 
@@ -45,7 +48,7 @@ class FairCLI(LightningCLI):
         self.config = parser.parse_args(args)
 
     def _parse_ckpt_path(self) -> None:
-        """Leave it to `run`, where a checkpoint's settings can be overruled."""
+        """Leave a checkpoint's settings to `run`, where others can overrule them."""
 
     def before_instantiate_classes(self) -> None:
         """Leave out the methods that were not chosen."""
@@ -55,20 +58,29 @@ class FairCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Test the checkpoint that was best in validation."""
-        self.trainer.test(self.model, self.datamodule, ckpt_path="best")
+        best = None if self.trainer.fast_dev_run else "best"  # type: ignore[attr-defined]
+        self.trainer.test(self.model, self.datamodule, ckpt_path=best)
+
+
+class _SaveConfig(SaveConfigCallback):
+    """Saves the configuration next to the log; without one it would overwrite what is in the working directory."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Save it."""
+        if trainer.loggers:
+            super().setup(trainer, pl_module, stage)
 
 
 def run(arguments: Sequence[str]) -> None:
     """Run one of the commands with its options."""
-    command, options = arguments[0], [*arguments[1:]]
-    if command != "fit":
-        options = [*_settings_of_checkpoint(options), *options]
+    command, *options = arguments
+    options = [*_settings_of_checkpoint(command, options), *options]
     FairCLI(
         VisionClassifier,
         UTKFaceDataModule,
         args=[command, *options],
         seed_everything_default=0,
-        save_config_kwargs={"overwrite": True},
+        save_config_callback=_SaveConfig,
         trainer_defaults={
             "max_epochs": 10,
             "val_check_interval": 0.125,
@@ -90,24 +102,30 @@ def _loggers() -> list[dict[str, Any]]:
     ]
 
 
-def _settings_of_checkpoint(options: list[str]) -> list[str]:
-    """Return the model's and the data's settings, as options, that a checkpoint was made with."""
+def _settings_of_checkpoint(command: str, options: list[str]) -> list[str]:
+    """Return the settings of model and data that a checkpoint was made with, as options; others may overrule them."""
     given = [option.partition("=")[2] for option in options if option.startswith("--ckpt_path=")]
-    if "--ckpt_path" in options[:-1]:
-        given.append(options[options.index("--ckpt_path") + 1])
-    if {"-h", "--help", "-c", "--config"} & set(options):
+    given += [value for option, value in pairwise(options) if option == "--ckpt_path"]
+    if any(option.split("=")[0] in ("-h", "--help", "--print_config") for option in options):
+        return []
+    if not given and command == "fit":
         return []
     if not given:
         raise ValueError("Expected --ckpt_path with a checkpoint that `fairbatch fit` has made, but there is none.")
     if not Path(given[-1]).is_file():
         raise FileNotFoundError(f"There is no checkpoint {given[-1]}.")
-    checkpoint = torch.load(given[-1], map_location="cpu", weights_only=True)
-    saved = {"model": checkpoint.get("hyper_parameters"), "data": checkpoint.get("datamodule_hyper_parameters")}
-    if not all(isinstance(settings, Mapping) for settings in saved.values()):
-        raise ValueError(f"Expected a checkpoint that `fairbatch fit` has made but got {given[-1]}.")
+    saved = _saved_settings(given[-1])
     return [
         f"--{part}.{name}={value if isinstance(value, str) else json.dumps(value)}"
         for part, settings in saved.items()
         for name, value in settings.items()
         if not name.startswith("_") and name != "num_classes"
     ]
+
+
+def _saved_settings(path: str) -> dict[str, Mapping[str, Any]]:
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return {"model": {**checkpoint["hyper_parameters"]}, "data": {**checkpoint["datamodule_hyper_parameters"]}}
+    except (RuntimeError, pickle.UnpicklingError, KeyError, TypeError) as error:
+        raise ValueError(f"Expected a checkpoint that `fairbatch fit` has made but got {path}.") from error

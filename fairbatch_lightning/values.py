@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -89,3 +90,9 @@ def _missing(missing: np.ndarray[Any, Any], role: Role) -> str:
         f"Expected `{role}` to have a value for every sample but {missing.sum()} of {len(missing)} are missing (the"
         f" first at index {missing.argmax()}). Drop those samples, or give them a name of their own."
     )
+
+
+def check_at_least(name: str, value: object, least: int) -> None:
+    """Refuse an argument that is not an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"Expected argument `{name}` to be an integer of at least {least} but got {value!r}.")

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Toy, ToyModule, loader, trainer
+from helpers import Toy, ToyModule, loader, resume, trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from fairbatch_lightning.baselines import Cutting, evened
@@ -93,14 +94,32 @@ class TestCutting:
         data = {"a": loader(toy, num_workers=1), "b": DataLoader(Toy(40), batch_size=20)}
         cutting = Cutting(groups="group", loader="a")
         trainer(cutting, max_epochs=1, limit_train_batches=3).fit(module, data)
-        assert set(trained_on(module).tolist()) <= {*range(240)}
-        assert len(module.batches) == 3
+        kept = evened(GroupIndex.from_dataset(toy, groups="group"), "equalized_odds", None, np.random.default_rng(0))
+        assert int(cutting.counts.sum()) == len(kept) < 240
+        assert set(trained_on(module).tolist()) <= set(kept.tolist())
 
     def test_equal_opportunity_by_name(self):
         toy, cutting = Toy(), Cutting("equal_opportunity", groups="group", positive_label=0)
         trainer(cutting, max_epochs=1).fit(ToyModule(), loader(toy))
         assert torch.equal(cutting.counts[1], cells(toy)[1])
         assert len(set(cutting.counts[0].tolist())) == 1
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_resumes_in_the_middle_of_an_epoch(self, workers, tmp_path):
+        whole, first, second = ToyModule(), ToyModule(), ToyModule()
+        trainer(Cutting(groups="group"), max_epochs=2).fit(whole, loader(batch_size=10, num_workers=workers))
+        keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
+        run = trainer(Cutting(groups="group"), keep, max_epochs=2, enable_checkpointing=True)
+        run.fit(first, loader(batch_size=10, num_workers=workers))
+        resume(trainer(Cutting(groups="group"), max_epochs=2), second, loader(batch_size=10), tmp_path / "step=3.ckpt")
+        assert first.batches == whole.batches
+        assert second.batches == whole.batches[3:]
+
+    def test_messages_speak_of_it(self):
+        with pytest.raises(
+            ValueError, match=r"Cutting acts on one train DataLoader but got 2. Name it, Cutting\(loader=0"
+        ):
+            trainer(Cutting(groups="group")).fit(ToyModule(), [loader(), loader()])
 
     def test_bad_input(self):
         with pytest.raises(ValueError, match=r"one of .*equalized_odds.* but got 'fair'"):

@@ -418,3 +418,22 @@ def test_few_samples_do_not_widen_intervals():
     (low, high), (lowest, highest) = part.intervals()["equalized_odds"], whole.intervals()["equalized_odds"]
     assert high - low < (highest - lowest) / 2
     assert part.values()["accuracy"] == whole.values()["accuracy"]
+
+
+def test_labels_that_are_not_compared_do_not_widen_intervals():
+    """Of label c only one group has enough samples: it might as well not be there."""
+    both = torch.tensor([[900, 100, 0], [100, 900, 0]])
+    few, none = torch.tensor([[1, 1, 28]]), torch.tensor([[0, 0, 0]])
+    with_it = torch.stack([torch.cat([both, few]), torch.cat([both, torch.tensor([[0, 0, 2]])])])
+    without = torch.stack([torch.cat([both, none]), torch.cat([both, none])])
+    ends = [
+        Audit(counts, tuple("abc"), tuple("xy"), None, min_samples=30).intervals()["equalized_odds"]
+        for counts in (with_it, without)
+    ]
+    assert ends[0][1] == pytest.approx(ends[1][1], abs=0.01)
+
+
+def test_nothing_left_to_compare_is_said():
+    audit = Audit(torch.full((2, 2, 2), 3), tuple("ab"), tuple("xy"), min_samples=50)
+    (problem,) = audit.problems("test")
+    assert "no label has 50 test samples of two groups" in problem

@@ -145,7 +145,9 @@ def test_pairs_that_do_not_occur_make_no_group():
     assert len(index.group_names) == 6
 
 
-@pytest.mark.parametrize("groups", ["race", RACES, lambda d: [RACES[i] for i in positions(d)]], ids=["name", "array", "function"])
+@pytest.mark.parametrize(
+    "groups", ["race", RACES, lambda d: [RACES[i] for i in positions(d)]], ids=["name", "array", "function"]
+)
 def test_through_subsets(groups):
     dataset = Faces()
     nested = Subset(Subset(dataset, [7, 6, 5, 4, 3]), [4, 0, 2])

@@ -733,5 +733,5 @@ def test_rates_of_few_samples_can_be_left_out(tmp_path, capsys):
 
 
 def test_impossible_number_of_samples():
-    with pytest.raises(ValueError, match="`min_samples` to be at least 1 but got 0"):
+    with pytest.raises(ValueError, match="`min_samples` to be an integer of at least 1 but got 0"):
         FairnessMonitor("group", min_samples=0)

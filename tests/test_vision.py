@@ -104,6 +104,13 @@ class TestDataset:
         with pytest.warns(FairBatchWarning, match="Left out 3 of 8 images that are there twice"):
             assert len(UTKFace(tmp_path)) == 5
 
+    def test_faces_and_the_photographs_they_are_from_count_once(self, tmp_path):
+        names = write_faces(tmp_path / "faces", number=3)
+        for name in names:
+            (tmp_path / name.removesuffix(".chip.jpg")).write_bytes(b"a photograph")
+        with pytest.warns(FairBatchWarning, match="Left out 3 of 6 images that are there twice"):
+            assert sorted(file.name for file in UTKFace(tmp_path).files) == sorted(names)
+
     def test_missing(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"nowhere.*susanqq\.github\.io.*non-commercial research only"):
             UTKFace(tmp_path / "nowhere")
@@ -240,6 +247,19 @@ class TestDataModule:
         with pytest.raises(ValueError, match="3 faces are too few to split: none is left for"):
             UTKFaceDataModule(tmp_path).setup()
 
+    def test_label_is_not_the_group(self, root):
+        with pytest.raises(ValueError, match="two different attributes but got 'race' for both"):
+            UTKFaceDataModule(root, "race")
+
+    def test_another_split_than_the_checkpoints_is_noticed(self, root, tmp_path):
+        settings = {"image_size": 16, "batch_size": 10}
+        model, run = VisionClassifier(2, weights=None), trainer(max_epochs=1)
+        run.fit(model, UTKFaceDataModule(root, **settings))
+        run.save_checkpoint(tmp_path / "model.ckpt")
+        run.test(model, UTKFaceDataModule(root, **settings), ckpt_path=tmp_path / "model.ckpt", verbose=False)
+        with pytest.warns(FairBatchWarning, match="trained with another split of the faces"):
+            run.test(model, UTKFaceDataModule(root, seed=1, **settings), ckpt_path=tmp_path / "model.ckpt")
+
     @pytest.mark.parametrize("arguments", [("size",), ("gender", "size")])
     def test_unknown_attribute(self, root, arguments):
         with pytest.raises(ValueError, match=r"one of \('gender', 'age', 'race'\), but got 'size'"):
@@ -334,18 +354,43 @@ class TestClassifier:
         ):
             VisionClassifier(3)
 
-    def test_downloaded(self, tmp_path, monkeypatch):
-        """The real download, of a file on this machine."""
-        published = models.resnet18().state_dict()
+    @pytest.mark.parametrize("backbone", ["resnet18", "googlenet", "mnasnet0_5"])
+    def test_downloaded(self, backbone, tmp_path, monkeypatch):
+        """The real download, of a file on this machine; then the same file without a download."""
+        published = models.get_model(
+            backbone, **({"init_weights": True} if backbone == "googlenet" else {})
+        ).state_dict()
         torch.save(published, tmp_path / "file.pth")
         digest = hashlib.sha256((tmp_path / "file.pth").read_bytes()).hexdigest()[:8]
-        path = (tmp_path / "file.pth").rename(tmp_path / f"resnet18-{digest}.pth")
+        path = (tmp_path / "file.pth").rename(tmp_path / f"{backbone}-{digest}.pth")
         monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
-        weights = models.ResNet18_Weights.DEFAULT
+        weights = models.get_model_weights(backbone).DEFAULT
         monkeypatch.setattr(weights, "_value_", replace(weights.value, url=path.as_uri()))
-        own = VisionClassifier(3).model.state_dict()
-        assert torch.equal(own["conv1.weight"], published["conv1.weight"])
-        assert own["fc.weight"].shape == (3, 512)
+        downloaded, from_file = VisionClassifier(3, backbone), VisionClassifier(3, backbone, weights=str(path))
+        first = next(key for key in published if key.endswith("weight"))
+        assert torch.equal(downloaded.model.state_dict()[first], published[first])
+        from_file.load_state_dict(downloaded.state_dict())  # the same but for the new heads
+        images = torch.randn(2, 3, 64, 64)
+        assert torch.equal(downloaded.eval()(images), from_file.eval()(images))
+
+    def test_old_files_of_weights(self, tmp_path):
+        """They lack counters that torch had not invented, and have old names in DenseNets."""
+        published = models.densenet121().state_dict()
+        old = {
+            re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", key): value
+            for key, value in published.items()
+            if "num_batches_tracked" not in key
+        }
+        assert set(old) - set(published)
+        torch.save(old, tmp_path / "old.pth")
+        own = VisionClassifier(3, "densenet121", weights=str(tmp_path / "old.pth")).model.state_dict()
+        assert all(torch.equal(own[key], value) for key, value in published.items() if "classifier" not in key)
+
+    def test_weights_for_larger_images(self):
+        with pytest.raises(
+            ValueError, match=r"images of \(224, 224\) pixels.*IMAGENET1K_SWAG_E2E_V1 are for \(384, 384\)"
+        ):
+            VisionClassifier(3, "vit_b_16", weights="IMAGENET1K_SWAG_E2E_V1")
 
     def test_frozen_backbone_does_not_change(self, root):
         model = VisionClassifier(2, weights=None, freeze=True)
@@ -362,6 +407,10 @@ class TestClassifier:
         (tmp_path / "resnet18.pth").unlink()
         again = VisionClassifier.load_from_checkpoint(tmp_path / "model.ckpt")
         assert torch.equal(again.model.fc.weight, model.model.fc.weight)
+        with pytest.raises(ValueError, match="falls to 0 in 4 steps, but this training has 8"):
+            trainer(max_epochs=2).fit(
+                again, UTKFaceDataModule(root, image_size=16, batch_size=10), ckpt_path=tmp_path / "model.ckpt"
+            )
         onward = VisionClassifier(2, weights=str(tmp_path / "model.ckpt"))
         assert torch.equal(onward.model.fc.weight, model.model.fc.weight)
 

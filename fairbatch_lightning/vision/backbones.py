@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 NUM_IMAGENET_CLASSES = 1000
-AUXILIARY_HEADS = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
+AUXILIARY_HEADS = {"googlenet": ("aux1", "aux2"), "inception_v3": ("AuxLogits",)}
 """What some models have for training on ImageNet, next to their head: left out here."""
 
 
@@ -37,37 +39,48 @@ def build_backbone(name: str, weights: str | None, num_classes: int) -> tuple[nn
             f"Expected argument `backbone` to be a classification model of torchvision, such as {', '.join(similar)},"
             f" but got {name!r}."
         )
-    options: dict[str, Any] = {"aux_logits": False} if name in AUXILIARY_HEADS else {}
-    published = list(models.get_model_weights(name).__members__)
-    if weights is None or weights not in published:
-        if weights is not None and not Path(weights).is_file():
-            raise ValueError(
-                f"Expected argument `weights` to be None, one of {published} or a file of weights, but got {weights!r}"
-                " and there is no such file."
-            )
-        if options:
-            options["init_weights"] = True
-        model: nn.Module = models.get_model(name, weights=None, **options)
+    published = models.get_model_weights(name).__members__
+    if weights in published:
+        model = _downloaded(name, published[weights])
+    elif weights is None or Path(weights).is_file():
+        model = models.get_model(name, weights=None, **({"init_weights": True} if name in AUXILIARY_HEADS else {}))
     else:
-        model = _downloaded(name, weights, options)
+        raise ValueError(
+            f"Expected argument `weights` to be None, one of {list(published)} or a file of weights, but got"
+            f" {weights!r} and there is no such file."
+        )
+    if name in AUXILIARY_HEADS:
+        _simplify(model, name)
     head = _replace_head(model, num_classes)
     if weights is not None and weights not in published:
         _load_file(model, name, Path(weights), head)
     return model, head
 
 
-def _downloaded(name: str, weights: str, options: dict[str, Any]) -> nn.Module:
+def _downloaded(name: str, weights: models.WeightsEnum) -> nn.Module:
+    """Return a model with published weights; its shapes must be the usual ones, so that checkpoints can be loaded."""
+    usual = models.get_model_weights(name).DEFAULT.meta.get("min_size")
+    if weights.meta.get("min_size") != usual:
+        raise ValueError(
+            f"Expected weights of {name} for images of {usual} pixels, as its DEFAULT, but {weights.name} are for"
+            f" {weights.meta.get('min_size')}. Use others."
+        )
     try:
-        model: nn.Module = models.get_model(name, weights=weights, **options)
+        model: nn.Module = models.get_model(name, weights=weights)
     except (URLError, OSError) as error:
-        url = models.get_model_weights(name)[weights].url
-        folder = Path(torch.hub.get_dir()) / "checkpoints"
-        file = url.rsplit("/", 1)[-1]
+        folder, file = Path(torch.hub.get_dir()) / "checkpoints", weights.url.rsplit("/", 1)[-1]
         raise RuntimeError(
-            f"Could not download the weights {weights} of {name} ({error}). Get {url} on a machine with internet, and"
-            f" give the file, weights={file!r}, or put it into {folder}. weights=None starts at random."
+            f"Could not download the weights {weights.name} of {name} ({error}). Get {weights.url} on a machine with"
+            f" internet, and give the file, weights={file!r}, or put it into {folder}. weights=None starts at random."
         ) from error
     return model
+
+
+def _simplify(model: Any, name: str) -> None:
+    """Leave out auxiliary heads; take the same input whatever the weights were."""
+    model.aux_logits, model.transform_input = False, True
+    for head in AUXILIARY_HEADS[name]:
+        setattr(model, head, None)
 
 
 def _replace_head(model: nn.Module, num_classes: int) -> str:
@@ -95,13 +108,14 @@ def _load_file(model: nn.Module, name: str, file: Path, head: str) -> None:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"Expected {file} to hold weights and nothing else, but: {error}") from error
-    state = _weights_in(content, file)
-    own = model.state_dict()
-    auxiliary = AUXILIARY_HEADS.get(name, ())
+    state, own = _weights_in(content, file), model.state_dict()
+    auxiliary = tuple(f"{auxiliary}." for auxiliary in AUXILIARY_HEADS.get(name, ()))
     in_head = {key for key in own if key.startswith(f"{head}.")}
-    other_classes = {key for key in in_head & set(state) if state[key].shape != own[key].shape}
-    state = {key: value for key, value in state.items() if key not in other_classes and not key.startswith(auxiliary)}
-    missing, unexpected = sorted(set(own) - set(state) - in_head), sorted(set(state) - set(own))
+    for key in list(state):
+        if key.startswith(auxiliary) or (key in in_head and state[key].shape != own[key].shape):
+            del state[key]
+    counters = {key for key in own if key.endswith("num_batches_tracked")}  # old files lack them
+    missing, unexpected = sorted(set(own) - set(state) - in_head - counters), sorted(set(state) - set(own))
     misfits = sorted(key for key in set(own) & set(state) if own[key].shape != state[key].shape)
     problems = {"without": missing, "with the unknown": unexpected, "with other shapes of": misfits}
     if found := [f"{word} {', '.join(keys[:3])} ({len(keys)} in all)" for word, keys in problems.items() if keys]:
@@ -109,15 +123,18 @@ def _load_file(model: nn.Module, name: str, file: Path, head: str) -> None:
     model.load_state_dict(state, strict=False)
 
 
-def _weights_in(content: Any, file: Path) -> dict[str, Tensor]:
+def _weights_in(content: Any, file: Path) -> OrderedDict[str, Tensor]:
     """Return the weights in a loaded file; of a Lightning checkpoint those of the module's `model`."""
+    versions = getattr(content, "_metadata", None)
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        prefix = "model."
-        content = {
-            key.removeprefix(prefix): value for key, value in content["state_dict"].items() if key.startswith(prefix)
-        }
+        inside = content["state_dict"].items()
+        content = {key.removeprefix("model."): value for key, value in inside if key.startswith("model.")}
     if not (isinstance(content, Mapping) and content and all(isinstance(value, Tensor) for value in content.values())):
         raise ValueError(
             f"Expected {file} to hold a dict of tensors, a model's state_dict, but it holds something else."
         )
-    return dict(content)
+    old_densenet = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+    weights = OrderedDict((old_densenet.sub(r"\1\2", key), value) for key, value in content.items())
+    if versions is not None:
+        weights._metadata = versions  # type: ignore[attr-defined]  # as `state_dict` has it, for MNASNet
+    return weights

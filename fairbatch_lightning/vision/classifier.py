@@ -42,7 +42,8 @@ class VisionClassifier(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.hparams["weights"] = None  # whoever loads a checkpoint has the weights in it
+        # A checkpoint has the weights in it; and LightningCLI tells only newer versions of Lightning how many classes.
+        self.hparams.update(weights=None, num_classes=num_classes)
         self.model, self._head = build_backbone(backbone, weights, num_classes)
         if freeze:
             self.model.requires_grad_(False)
@@ -63,6 +64,16 @@ class VisionClassifier(pl.LightningModule):
             self.model.eval()
             self.model.get_submodule(self._head).train(mode)
         return self
+
+    def on_train_start(self) -> None:
+        """Refuse to go on from a checkpoint of a training of another length."""
+        planned, steps = getattr(self.lr_schedulers(), "total_steps", None), self.trainer.estimated_stepping_batches
+        if planned is not None and planned != steps:
+            raise ValueError(
+                f"The learning rate of the checkpoint falls to 0 in {planned} steps, but this training has {steps}. Go"
+                " on with as many epochs as it was planned for, or start anew from its weights:"
+                " VisionClassifier(weights=<the checkpoint>)."
+            )
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of a batch."""

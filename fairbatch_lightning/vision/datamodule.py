@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 from torchvision.transforms import v2
 
+from fairbatch_lightning._warnings import warn
 from fairbatch_lightning.vision.images import ImageFile
 from fairbatch_lightning.vision.utkface import AGE_CUTS, Attribute, UTKFace, classes_of, square
 
@@ -24,8 +25,11 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class UTKFaceDataModule(pl.LightningDataModule):
     """UTKFace for training, validation and test.
 
-    A fifth of the faces is for the test, and of the rest some for validation. Of images that are there several times,
-    as many hundred of UTKFace are, all are on the same side. Faces for training are mirrored and shifted at random.
+    A fifth of the faces is for the test, and of the rest some for validation. Images that are byte-identical, as many
+    hundred of UTKFace are, are on the same side. Faces for training are mirrored and shifted at random.
+
+    The split depends on the seed and on all images: with one image more or less it is another one. Checkpoints know
+    theirs, and a warning appears where one is tested on another.
 
     Args:
         root: The folder with UTKFace's images, or a .tar or .zip archive of it.
@@ -63,6 +67,8 @@ class UTKFaceDataModule(pl.LightningDataModule):
         super().__init__()
         self.classes = classes_of(label, age_cuts)
         classes_of(group, age_cuts)
+        if label == group:
+            raise ValueError(f"Expected `label` and `group` to be two different attributes but got {label!r} for both.")
         if not (test_fraction > 0 and val_fraction > 0 and test_fraction + val_fraction < 1):
             raise ValueError(
                 "Expected arguments `test_fraction` and `val_fraction` to be above 0, and less than 1 together, but got"
@@ -104,6 +110,24 @@ class UTKFaceDataModule(pl.LightningDataModule):
             part = copy.copy(faces)
             part.transform = self._transform(train=name == "train")
             self._parts[name] = Subset(part, indices)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what tells the split from others, for checkpoints."""
+        names = sorted(file.name for part in ("val", "test") for file in self._files_of(part))
+        return {"held_out": hashlib.blake2b("/".join(names).encode(), digest_size=8).hexdigest(), "faces": len(names)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Warn if the checkpoint was made with another split."""
+        if state != self.state_dict():
+            warn(
+                f"The checkpoint was trained with another split of the faces ({state['faces']} were held out, now"
+                f" {self.state_dict()['faces']} are): it may have seen those that are held out now. Use the same images"
+                " and the same seed, `test_fraction` and `val_fraction`."
+            )
+
+    def _files_of(self, part: str) -> list[ImageFile]:
+        subset: Any = self._parts[part]
+        return [subset.dataset.files[index] for index in subset.indices]
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return batches of the faces for training, in another order every epoch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -66,8 +67,9 @@ class UTKFace(VisionDataset):  # type: ignore[misc]  # torchvision has no types
         keep: int | None = None,
     ) -> None:
         self.classes = classes_of(target, age_cuts)
-        if not Path(root).exists():
-            raise FileNotFoundError(f"There is no {root}. {_WHERE}")
+        root = Path(root).expanduser()
+        if not root.exists():
+            raise FileNotFoundError(f"There is no {root.absolute()}. {_WHERE}")
         super().__init__(str(root), transform=transform, target_transform=target_transform)
         self.files, facts = _known(find_images(root), root)
         age_classes = classes_of("age", age_cuts)
@@ -99,7 +101,7 @@ class UTKFace(VisionDataset):  # type: ignore[misc]  # torchvision has no types
         file = self.files[index]
         try:
             return Image.open(io.BytesIO(file.read())).convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:
+        except (OSError, SyntaxError, ValueError, zlib.error) as error:
             raise RuntimeError(
                 f"{file.path} is not an image that can be read: {error}. Replace it by a fresh download, or delete it."
             ) from error
@@ -150,8 +152,9 @@ def _known(files: list[ImageFile], root: str | Path) -> tuple[list[ImageFile], l
     known: list[ImageFile] = []
     facts, unknown, again = [], [], []
     for file in files:
-        if known and file.name == known[-1].name:
-            again.append(file)
+        if known and _without_chip(file) == _without_chip(known[-1]):  # the whole photograph, or the same in a folder
+            again.append(known[-1])
+            known[-1] = file
         elif (match := _NAME.match(file.name)) is None:
             unknown.append(file)
         else:
@@ -168,6 +171,11 @@ def _known(files: list[ImageFile], root: str | Path) -> tuple[list[ImageFile], l
     if again:
         warn(f"Left out {len(again)} of {len(files)} images that are there twice, in several folders: {_some(again)}.")
     return known, facts
+
+
+def _without_chip(file: ImageFile) -> str:
+    """Return the name of the photograph that a face was cut out of."""
+    return file.name.removesuffix(".chip.jpg")
 
 
 def _some(files: list[ImageFile]) -> str:
