@@ -92,13 +92,12 @@ def run(arguments: Sequence[str]) -> None:
 
 def _loggers() -> list[dict[str, Any]]:
     """Return the configuration of the loggers: for `fairbatch report`, and for TensorBoard if it is there."""
-    names = ["CSVLogger"] + ["TensorBoardLogger"] * bool(find_spec("tensorboard"))
+    names = {"CSVLogger": "csv", "TensorBoardLogger": "tensorboard"}
+    folder = str(Path(LOGS).absolute())  # checkpoints remember it, and may be resumed elsewhere
     return [
-        {
-            "class_path": f"lightning.pytorch.loggers.{name}",
-            "init_args": {"save_dir": LOGS, "name": "csv" if name == "CSVLogger" else "tensorboard"},
-        }
-        for name in names
+        {"class_path": f"lightning.pytorch.loggers.{logger}", "init_args": {"save_dir": folder, "name": name}}
+        for logger, name in names.items()
+        if name == "csv" or find_spec("tensorboard")
     ]
 
 
