@@ -1,9 +1,9 @@
 """The paper's table of fine-tuned models on UTKFace: {ResNet18, GoogLeNet} x {gender, age} x three methods.
 
-    python examples/utkface_table.py --data UTKFace --weights resnet18=resnet18.pth
+    python examples/utkface_table.py --data UTKFace --normalize --weights resnet18=resnet18-f37072fd.pth
 
 Every run leaves a file in --output, and is not repeated when the script is started again; several processes can share
-out the work by --backbones, --labels, --methods and --seeds. Of every run the checkpoint with the highest accuracy in
+out the work by --backbones, --labels and --seeds. Of every run the checkpoint with the highest accuracy in
 validation is tested. A model without --weights is trained plainly first, on the same training set, and all methods
 start from there.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -59,7 +60,7 @@ def train(args: argparse.Namespace, run: Run, weights: str | None, keep: Path | 
         run.label,
         image_size=args.image_size,
         batch_size=args.batch_size,
-        normalize=False,
+        normalize=args.normalize,
         keep=True,
         seed=run.seed,
     )
@@ -82,17 +83,26 @@ def train(args: argparse.Namespace, run: Run, weights: str | None, keep: Path | 
         seconds = time.perf_counter() - start
         trainer.test(model, data, ckpt_path=best.best_model_path, verbose=False)
         if keep:
-            shutil.copy(best.best_model_path, keep)
+            shutil.copy(best.best_model_path, f"{keep}.part")
+            os.replace(f"{keep}.part", keep)
     audit = monitor.audits["test"]
     shares = None if fairbatch.shares is None else fairbatch.shares.tolist()
-    names = {"labels": audit.label_names, "groups": audit.group_names}
     return {
         "confusion": audit.confusion.tolist(),
-        **names,
+        "labels": audit.label_names,
+        "groups": audit.group_names,
         "epochs": longer * args.epochs,
         "seconds": seconds,
         "shares": shares,
+        "settings": settings_of(args, run),
     }
+
+
+def settings_of(args: argparse.Namespace, run: Run) -> dict[str, Any]:
+    """Return what must be the same in all runs of a table."""
+    names = "epochs", "cutting_longer", "image_size", "batch_size", "validations", "lr", "normalize"
+    alpha = {"alpha": ALPHA[run.label]} if run.method == "fairbatch" else {}
+    return {**{name: getattr(args, name) for name in names}, **alpha}
 
 
 def starting_weights(args: argparse.Namespace, run: Run) -> str:
@@ -142,8 +152,8 @@ def table(results: dict[Run, dict[str, Any]]) -> str:
     header = ["model", "label", "method", "accuracy", f"ED, cells of {ENOUGH}+", "ED, all cells", "epochs", "seeds"]
     header += ["against original: accuracy", "ED", "paper: accuracy / ED / epochs"]
     lines = [header, ["---"] * len(header)]
-    for (backbone, label), numbers in PAPER.items():
-        for method, paper in zip(METHODS, numbers, strict=True):
+    for backbone, label in dict.fromkeys(run[:2] for run in results):
+        for method, paper in zip(METHODS, PAPER.get((backbone, label), ("", "", "")), strict=True):
             found = [result for run, result in results.items() if run[:3] == (backbone, label, method)]
             if not found:
                 continue
@@ -174,14 +184,15 @@ def main() -> None:
     parser.add_argument("--labels", nargs="+", default=["gender", "age"])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument(
         "--cutting-longer", type=int, default=2, help="epochs of Cutting, which are shorter, are so many"
     )
     parser.add_argument("--image-size", type=int, default=32)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--validations", type=int, default=10, help="in each epoch, with an update of shares")
+    parser.add_argument("--validations", type=int, default=8, help="in each epoch, with an update of shares")
     parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--normalize", action="store_true", help="scale colours as torchvision's weights want it")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     results = {}
@@ -190,8 +201,13 @@ def main() -> None:
         if not file.exists():
             print(f"{run.backbone}, {run.label}, {run.method}, seed {run.seed}")
             result = train(args, run, starting_weights(args, run))
-            file.write_text(json.dumps(result))
+            file.with_suffix(".part").write_text(json.dumps(result))
+            os.replace(file.with_suffix(".part"), file)
         results[run] = json.loads(file.read_text())
+        if results[run]["settings"] != (settings := settings_of(args, run)):
+            parser.error(
+                f"{file} is of a run with {results[run]['settings']}, not {settings}. Choose another --output."
+            )
     print(table(results))
 
 
