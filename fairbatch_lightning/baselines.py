@@ -107,8 +107,9 @@ class Cutting(AnyCallback):
         processes = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
         settings = {"seed": self._seed, "drop_last": found.drop_last, **processes}
         self._sampler, self._trainer = FairSampler.from_index(self.index, found.batch_size, **settings), trainer
-        if self._restored is not None:
+        if self._restored is not None:  # for the first loader after a checkpoint, not for those that replace it
             self._sampler.load_state_dict(self._restored)
+            self._restored = None
         batches = BatchSampler(self._sampler, found.batch_size, found.drop_last)
         dataset = Subset(found.loader.dataset, kept.tolist())
         return found.put_back(with_batches(found.loader, batches, dataset=dataset))

@@ -115,6 +115,15 @@ class TestCutting:
         assert first.batches == whole.batches
         assert second.batches == whole.batches[3:]
 
+    def test_resumes_where_loaders_are_reloaded(self, tmp_path):
+        whole, first, second = ToyModule(), ToyModule(), ToyModule()
+        options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+        trainer(Cutting(groups="group"), **options).fit(whole, loader(batch_size=10))
+        keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
+        trainer(Cutting(groups="group"), keep, **options, enable_checkpointing=True).fit(first, loader(batch_size=10))
+        resume(trainer(Cutting(groups="group"), **options), second, loader(batch_size=10), tmp_path / "step=3.ckpt")
+        assert second.batches == whole.batches[3:]
+
     def test_messages_speak_of_it(self):
         with pytest.raises(
             ValueError, match=r"Cutting acts on one train DataLoader but got 2. Name it, Cutting\(loader=0"
