@@ -1,21 +1,8 @@
-"""Fixtures for all tests; those that share a costly one run in the same process."""
+"""Fixtures for all tests."""
 
-import os
 import socket
 
 import pytest
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores are busy with the other workers
-
-SHARED = ("demo", "fitted")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        for fixture in set(SHARED) & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(fixture))
 
 
 @pytest.fixture
