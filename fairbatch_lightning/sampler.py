@@ -19,6 +19,7 @@ from torch.utils.data import DistributedSampler
 from fairbatch_lightning.controller import natural_shares
 from fairbatch_lightning.draws import EpochDraws
 from fairbatch_lightning.groups import GroupIndex
+from fairbatch_lightning.values import check_at_least
 
 _DRAWS_AT_ONCE = 2**16
 
@@ -258,8 +259,7 @@ def _processes(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
 def _check_sizes(batch_size: int, seed: int, num_replicas: int, rank: int) -> None:
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise ValueError(f"Expected argument `batch_size` to be a positive integer but got {batch_size!r}.")
-    if not isinstance(seed, Integral) or seed < 0:
-        raise ValueError(f"Expected argument `seed` to be an integer of at least 0 but got {seed!r}.")
+    check_at_least("seed", seed, 0)
     if not 0 <= rank < num_replicas:
         raise ValueError(
             f"Expected argument `rank` to be between 0 and num_replicas - 1 = {num_replicas - 1} but got {rank}."

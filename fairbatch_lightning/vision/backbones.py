@@ -107,7 +107,10 @@ def _load_file(model: nn.Module, name: str, file: Path, head: str) -> None:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ValueError(f"Expected {file} to hold weights and nothing else, but: {error}") from error
+        raise ValueError(
+            f"Expected {file} to hold weights and nothing else, but it holds objects, which could run any code when"
+            " they are loaded. Save the weights alone: torch.save(model.state_dict(), file)."
+        ) from error
     state, own = _weights_in(content, file), model.state_dict()
     auxiliary = tuple(f"{auxiliary}." for auxiliary in AUXILIARY_HEADS.get(name, ()))
     in_head = {key for key in own if key.startswith(f"{head}.")}
@@ -119,7 +122,9 @@ def _load_file(model: nn.Module, name: str, file: Path, head: str) -> None:
     misfits = sorted(key for key in set(own) & set(state) if own[key].shape != state[key].shape)
     problems = {"without": missing, "with the unknown": unexpected, "with other shapes of": misfits}
     if found := [f"{word} {', '.join(keys[:3])} ({len(keys)} in all)" for word, keys in problems.items() if keys]:
-        raise ValueError(f"Expected {file} to hold the weights of a {name} but got some {'; '.join(found)}.")
+        raise ValueError(
+            f"Expected {file} to hold the weights of a {name} but got some {'; '.join(found)}. Is `backbone` right?"
+        )
     model.load_state_dict(state, strict=False)
 
 
@@ -131,7 +136,8 @@ def _weights_in(content: Any, file: Path) -> OrderedDict[str, Tensor]:
         content = {key.removeprefix("model."): value for key, value in inside if key.startswith("model.")}
     if not (isinstance(content, Mapping) and content and all(isinstance(value, Tensor) for value in content.values())):
         raise ValueError(
-            f"Expected {file} to hold a dict of tensors, a model's state_dict, but it holds something else."
+            f"Expected {file} to hold a dict of tensors, a model's state_dict, but it holds something else. Use"
+            " torch.save(model.state_dict(), file)."
         )
     old_densenet = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
     weights = OrderedDict((old_densenet.sub(r"\1\2", key), value) for key, value in content.items())

@@ -76,8 +76,8 @@ class UTKFaceDataModule(pl.LightningDataModule):
             )
         root = str(root)  # checkpoints hold it, and plain data only
         self.save_hyperparameters()
-        self._faces: UTKFace | None = None
         self._parts: dict[str, Subset[Any]] = {}
+        self._split: dict[str, Any] = {}
 
     @property
     def num_classes(self) -> int:
@@ -110,24 +110,22 @@ class UTKFaceDataModule(pl.LightningDataModule):
             part = copy.copy(faces)
             part.transform = self._transform(train=name == "train")
             self._parts[name] = Subset(part, indices)
+        held_out = "/".join(sorted(faces.files[index].name for part in ("val", "test") for index in split[part]))
+        digest = hashlib.blake2b(held_out.encode(), digest_size=8).hexdigest()
+        self._split = {"held_out": digest, "faces": len(split["val"]) + len(split["test"])}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what tells the split from others, for checkpoints."""
-        names = sorted(file.name for part in ("val", "test") for file in self._files_of(part))
-        return {"held_out": hashlib.blake2b("/".join(names).encode(), digest_size=8).hexdigest(), "faces": len(names)}
+        return dict(self._split)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Warn if the checkpoint was made with another split."""
-        if state != self.state_dict():
+        if state != self._split:
             warn(
                 f"The checkpoint was trained with another split of the faces ({state['faces']} were held out, now"
-                f" {self.state_dict()['faces']} are): it may have seen those that are held out now. Use the same images"
+                f" {self._split['faces']} are): it may have seen those that are held out now. Use the same images"
                 " and the same seed, `test_fraction` and `val_fraction`."
             )
-
-    def _files_of(self, part: str) -> list[ImageFile]:
-        subset: Any = self._parts[part]
-        return [subset.dataset.files[index] for index in subset.indices]
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return batches of the faces for training, in another order every epoch."""
@@ -175,7 +173,7 @@ def split_faces(faces: UTKFace, test_fraction: float, val_fraction: float, seed:
     kinds = np.digitize(place, [num_test, num_test + num_val])
     split = {name: np.flatnonzero(kinds == kind).tolist() for kind, name in enumerate(("test", "val", "train"))}
     if empty := [name for name, indices in split.items() if not indices]:
-        raise ValueError(f"{len(faces)} faces are too few to split: none is left for {' and '.join(empty)}.")
+        raise ValueError(f"{len(faces)} faces are too few to split: none is left for {' and '.join(empty)}. Give more.")
     return split
 
 
