@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from distributed_job import WithBatchNorm, job
@@ -18,32 +20,47 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "distributed_job.py"
 
 
-def start(folder, port, limit=120, launcher="ours", until=None, **arguments):
-    """Run the job in processes of its own, with a hard time limit.
+def start(folder, port, limit=120, until=None, **arguments):
+    """Run the job in processes of its own, as torchrun does, with a hard time limit; return exit codes and errors.
 
-    They start at once, as with torchrun; with Lightning's launcher the second one waits until the first has started.
     When the file `until` has been there for a second, they are killed.
     """
     folder.mkdir(exist_ok=True)
     for old in folder.glob("rank*.pt"):
         old.unlink()
-    command = ["timeout", "-s", "KILL", str(limit), sys.executable, str(SCRIPT), str(folder), json.dumps(arguments)]
-    environment = {**os.environ, "MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    number = 1 if launcher == "lightning" or arguments["strategy"] == "ddp_spawn" else arguments["devices"]
-    processes = []
-    for rank in range(number):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}
-        place = {name: str(value) for name, value in place.items()} if number > 1 else {}
-        elastic = {**environment, **place, **({"TORCHELASTIC_RUN_ID": "test"} if number > 1 else {})}
-        with (folder / f"stderr{rank}.txt").open("w") as errors:
-            processes.append(subprocess.Popen(command, env=elastic, stdout=subprocess.DEVNULL, stderr=errors))
-    while until is not None and any(process.poll() is None for process in processes):
+    number = arguments["devices"]
+    place = {"MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}
+    place.update(GROUP_RANK=0, WORLD_SIZE=number, LOCAL_WORLD_SIZE=number)
+    workers = [
+        processes.start(
+            partial(job, folder, **arguments),
+            output=folder / f"rank{rank}",
+            limit=limit,
+            **place,
+            RANK=rank,
+            LOCAL_RANK=rank,
+        )
+        for rank in range(number)
+    ]
+    while until is not None and any(worker.is_alive() for worker in workers):
         if until.exists() and time.time() - until.stat().st_mtime > 1:
-            subprocess.run(["pkill", "-KILL", "-f", str(folder)], check=True)
+            for worker in workers:
+                worker.kill()
             break
         time.sleep(0.1)
-    codes = [process.wait() for process in processes]
-    return codes, "".join((folder / f"stderr{rank}.txt").read_text() for rank in range(number))
+    for worker in workers:
+        worker.join()
+    errors = "".join((folder / f"rank{rank}.err").read_text() for rank in range(number))
+    return [worker.exitcode for worker in workers], errors
+
+
+def start_by_lightning(folder, port, **arguments):
+    """Start one process and leave it to Lightning to start the other one."""
+    folder.mkdir(exist_ok=True)
+    command = ["timeout", "-s", "KILL", "120", sys.executable, str(SCRIPT), str(folder), json.dumps(arguments)]
+    environment = {**os.environ, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return [done.returncode], done.stderr
 
 
 def run_alone(folder, **arguments):
@@ -58,9 +75,9 @@ def run_alone(folder, **arguments):
     return torch.load(folder / "rank0.pt", weights_only=True)
 
 
-def run(folder, port, **arguments):
+def run(folder, port, launcher=start, **arguments):
     """Run the job in several processes; return what each of them saw."""
-    codes, errors = start(folder, port, **arguments)
+    codes, errors = launcher(folder, port, **arguments)
     assert not any(codes), errors[-3000:]
     ranks = [torch.load(path, weights_only=True) for path in sorted(folder.glob("rank*.pt"))]
     assert len(ranks) == arguments["devices"]
@@ -89,8 +106,8 @@ def joined(ranks):
 @pytest.mark.parametrize(
     "options",
     [
-        {"strategy": "ddp", "launcher": "lightning"},
-        {"strategy": "ddp_spawn"},
+        {"strategy": "ddp", "launcher": start_by_lightning},
+        {"strategy": "ddp_spawn", "launcher": start_by_lightning},
         {"strategy": "ddp", "use_distributed_sampler": False},
         {"strategy": "ddp", "num_workers": 2, "num_samples": 240, "drop_last": True},
         {"strategy": "ddp", "update_every": 3},
@@ -98,7 +115,7 @@ def joined(ranks):
         {"strategy": "ddp", "estimate": "sampled"},
         {"strategy": "ddp", "estimate": "validation", "module": "validated"},
     ],
-    ids=lambda options: "-".join(map(str, options.values())),
+    ids=lambda options: "-".join(str(getattr(value, "__name__", value)) for value in options.values()),
 )
 def test_two_processes_are_one_with_twice_the_batch(options, tmp_path, free_port):
     ranks = run(tmp_path / "two", free_port, devices=2, batch_size=10, **options)
