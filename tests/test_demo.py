@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 import torch
 
@@ -78,6 +79,7 @@ def test_demo_runs_as_a_module(demo):
 def test_pictures_of_the_documentation_are_drawn_from_it(demo, tmp_path):
     output, _ = demo
     root = Path(__file__).parent.parent
-    command = [sys.executable, root / "examples" / "draw_pictures.py", output, tmp_path]
-    subprocess.run(command, check=True, timeout=300)
-    assert {path.name for path in tmp_path.iterdir()} <= {path.name for path in (root / "docs" / "images").iterdir()}
+    script, pictures = root / "examples" / "draw_pictures.py", tmp_path / "pictures"
+    done = processes.run_script(script, output, pictures, output=tmp_path / "printed")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in pictures.iterdir()} <= {path.name for path in (root / "docs" / "images").iterdir()}

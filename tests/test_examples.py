@@ -2,12 +2,12 @@
 
 import importlib
 import json
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 import torch
 import torchvision
@@ -68,16 +68,20 @@ def authors_file(path):
     np.savez(path, **parts)
 
 
-def run_script(*arguments):
-    """Run an example as its user does; return what it prints."""
-    command = ["timeout", "-s", "KILL", "300", sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+@pytest.fixture
+def run_script(tmp_path_factory):
+    """Return a function that runs an example as its user does, and returns what it prints."""
+
+    def run(*arguments):
+        done = processes.run_script(*arguments, output=tmp_path_factory.mktemp("printed") / "example")
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return run
 
 
 @pytest.mark.slow
-def test_script_prints_the_table(tmp_path):
+def test_script_prints_the_table(run_script, tmp_path):
     authors_file(tmp_path / "data.npz")
     printed = run_script(SYNTHETIC, "--seeds", 1, "--epochs", 2, "--data", tmp_path / "data.npz")
     assert [line.split()[0] for line in printed.splitlines()] == [
@@ -90,7 +94,7 @@ def test_script_prints_the_table(tmp_path):
 
 
 @pytest.mark.slow
-def test_estimates_are_compared(tmp_path):
+def test_estimates_are_compared(run_script, tmp_path):
     """All four data sets, in the form that the script says; interrupted, it does not train again."""
     authors_file(tmp_path / "synthetic.npz")
     rng = np.random.default_rng(0)
@@ -113,7 +117,7 @@ def test_estimates_are_compared(tmp_path):
 
 
 @pytest.mark.slow
-def test_utkface_table(tmp_path):
+def test_utkface_table(run_script, tmp_path):
     """All methods, from a plain training; what is there is not trained again, nor mixed with other settings."""
     write_faces(tmp_path / "faces", number=400)
     options = "--labels", "gender", "--seeds", 0, "--epochs", 1, "--validations", 2, "--output", tmp_path / "out"
@@ -149,7 +153,7 @@ def test_folds_leave_every_sample_out_once():
 
 
 @pytest.mark.slow
-def test_cross_validation_prints_its_choice():
+def test_cross_validation_prints_its_choice(run_script):
     options = "--folds", 2, "--epochs", 1, "--alphas", 0.01, 0.05, "--thresholds", 0
     printed = run_script(EXAMPLES / "cross_validation.py", *options).splitlines()
     assert sum("<- chosen" in line for line in printed) == 1
@@ -177,7 +181,7 @@ BENCHMARKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_benchmarks_run(name, tmp_path):
+def test_benchmarks_run(name, run_script, tmp_path):
     script = EXAMPLES / "benchmarks" / f"{name}.py"
     printed = run_script(script, *BENCHMARKS[name], "--rounds", 1, "--out", tmp_path)
     rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]

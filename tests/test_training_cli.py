@@ -1,10 +1,9 @@
 """`fairbatch fit` and `fairbatch test`, as a user starts them."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from faces import write_faces
@@ -26,8 +25,7 @@ def root(tmp_path_factory):
 
 def fairbatch(folder, *arguments):
     """Run the command as a user does; return what it printed."""
-    command = [sys.executable, "-m", "fairbatch_lightning", *map(str, arguments)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = processes.run_script("fairbatch_lightning", *arguments, output=folder / "printed", folder=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout + done.stderr
 
