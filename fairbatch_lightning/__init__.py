@@ -18,6 +18,8 @@ from fairbatch_lightning.fairness import EqualOpportunityDisparity as EqualOppor
 from fairbatch_lightning.fairness import GroupAccuracy as GroupAccuracy
 from fairbatch_lightning.groups import GroupIndex as GroupIndex
 from fairbatch_lightning.history import UpdateRecord as UpdateRecord
+from fairbatch_lightning.importance import Importance as Importance
+from fairbatch_lightning.importance import LossRank as LossRank
 from fairbatch_lightning.metrics import GroupConfusion as GroupConfusion
 from fairbatch_lightning.metrics import GroupLoss as GroupLoss
 from fairbatch_lightning.monitor import FairnessMonitor as FairnessMonitor

@@ -83,8 +83,7 @@ class Cutting(AnyCallback):
         if self._sampler is None or self._trainer is None:
             return {}
         progress: Any = self._trainer.fit_loop.epoch_loop.batch_progress.current
-        state = self._sampler.state_dict()
-        return {**state, "next_batch": min(state["next_batch"], progress.processed)}  # workers have fetched more
+        return self._sampler.state_dict(progress.processed)  # worker processes have fetched more
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the place until the training data is known."""

@@ -15,6 +15,7 @@ from fairbatch_lightning.criteria import Compare, Criterion
 from fairbatch_lightning.estimate import Estimate
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.history import UpdateRecord, over_time, shares_by_name
+from fairbatch_lightning.importance import Importance
 from fairbatch_lightning.loaders import replace_train_loader
 from fairbatch_lightning.logs import log_at_once, log_figure
 from fairbatch_lightning.losses import PerSampleLoss
@@ -67,6 +68,8 @@ class FairBatch(AnyCallback):
             validation loop, and updates the shares after it. Or an object, such as `SampledEstimate(256)`.
         update_every: "epoch", or a number of training batches. Batches that worker processes have fetched in advance
             are not affected by an update.
+        importance: Which samples of a cell are drawn more often: None for none, "loss" for those with large losses, or
+            an object, such as `LossRank(pressure=10)`.
         loader: Which train DataLoader to act on if there are several: its key in the dict, or its position in the list.
         seed: Decides which samples are drawn.
     """
@@ -87,6 +90,7 @@ class FairBatch(AnyCallback):
         logits: str | None = None,
         estimate: str | Estimate = "online",
         update_every: int | str = "epoch",
+        importance: str | Importance | None = None,
         loader: int | str | None = None,
         seed: int = 0,
     ) -> None:
@@ -104,6 +108,7 @@ class FairBatch(AnyCallback):
             logits=logits,
             estimate=estimate,
             update_every=update_every,
+            importance=importance,
             loader=loader,
             seed=seed,
         )

@@ -6,6 +6,7 @@ process, and any batch can be computed without the ones before it.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -81,17 +82,21 @@ def shuffles(batch_size: int, num_batches: int, seed: int, epoch: int) -> tuple[
 class CellWalks:
     """For every cell an endless walk through its samples: one random permutation after the other.
 
+    With weights a sample is met as often as its weight says, rounded up or down, in every stretch of the walk.
+
     Args:
         order: The samples, sorted by cell.
         edges: Where each cell starts in `order`, and the end: `(C + 1,)`.
         seed: Together with `epoch` and the cell decides the permutations.
         epoch: Every epoch walks differently.
+        weights: The weight of every sample among those of its cell, `(N,)`; None for equal ones.
     """
 
     _SHORTEST = 1024  # permutations of small cells are drawn this many samples at a time
 
-    def __init__(self, order: Array, edges: Array, seed: int, epoch: int) -> None:
+    def __init__(self, order: Array, edges: Array, seed: int, epoch: int, weights: Array | None = None) -> None:
         self._order, self._edges, self._key = order, edges, (seed, epoch, _WALK)
+        self._weights = weights
         self._pieces: dict[int, tuple[int, Array]] = {}
 
     def take(self, cell: int, start: int, count: int) -> Array:
@@ -112,13 +117,30 @@ class CellWalks:
         if cached != number:
             samples = self._order[self._edges[cell] : self._edges[cell + 1]]
             laps = self._piece_length(cell) // len(samples)
-            if laps == 1:
+            if self._weights is not None:
+                random = generator(*self._key, cell, number)
+                met = systematic(self._weights[samples], laps * len(samples), random)
+                every_lap = met.reshape(-1, laps).T[random.permutation(laps)]  # by its weight, rounded up or down
+                piece = samples[random.permuted(every_lap, axis=1).ravel()]
+            elif laps == 1:
                 piece = samples[permutation(len(samples), *self._key, cell, number)]
             else:
                 random = generator(*self._key, cell, number)
                 piece = random.permuted(np.tile(samples, (laps, 1)), axis=1).ravel()
             self._pieces[cell] = number, piece
         return piece
+
+
+def systematic(weights: Array, count: int, random: np.random.Generator) -> Array:
+    """Return `count` draws of places in `weights`, sorted: each its expected number, rounded up or down.
+
+    >>> systematic(np.array([1.0, 3.0, 0.0]), 8, np.random.default_rng(0))
+    array([0, 0, 1, 1, 1, 1, 1, 1])
+    """
+    ends = np.cumsum(weights)
+    points = (np.arange(count) + random.random()) * (ends[-1] / count)
+    last = weights.nonzero()[0][-1]  # rounding may put a point at the very end
+    return np.asarray(np.minimum(np.searchsorted(ends, points, side="right"), last))
 
 
 class EpochDraws:
@@ -135,7 +157,9 @@ class EpochDraws:
 
     def __init__(self, order: Array, edges: Array, num_batches: int, batch_size: int, seed: int, epoch: int) -> None:
         self._batch_size = batch_size
-        self._walks = CellWalks(order, edges, seed, epoch)
+        self._new_walks = functools.partial(CellWalks, order, edges, seed, epoch)
+        self._walks = self._new_walks()
+        self._weights: Array | None = None
         self._offsets = rounding_offsets(num_batches, seed, epoch)
         self._orders, self._choice = shuffles(batch_size, num_batches, seed, epoch)
 
@@ -144,11 +168,14 @@ class EpochDraws:
         cells = fill_batches(probabilities, self._batch_size, self._offsets[first:end])
         return np.take_along_axis(cells, self._orders[self._choice[first:end]], axis=1)
 
-    def samples(self, cells: Array, drawn: Array) -> Array:
+    def samples(self, cells: Array, drawn: Array, weights: Array | None = None) -> Array:
         """Return a sample for each of the `cells` of consecutive batches, in the same shape.
 
-        `drawn` `(C,)` says how far each cell's walk has got before the first of them.
+        `drawn` `(C,)` says how far each cell's walk has got before the first of them; `weights` `(N,)` how often each
+        sample of a cell is met, None for equally often.
         """
+        if weights is not self._weights:
+            self._walks, self._weights = self._new_walks(weights), weights
         totals = np.bincount(cells.ravel(), minlength=len(drawn))
         taken = totals.nonzero()[0]
         walked = np.concatenate([self._walks.take(int(c), int(drawn[c]), int(totals[c])) for c in taken])

@@ -42,6 +42,8 @@ class TrainingRun:
     """Where the groups are found in a dataset."""
     compared: Tensor | None = None
     """The rows that the criterion looks at, `(Y,)`; None for all."""
+    uniform: bool = True
+    """Whether training batches hold a cell's samples equally often, so that they tell its loss."""
     num_updates: int = 0
     """How many updates there have been."""
     whole_step: bool = False

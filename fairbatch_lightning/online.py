@@ -20,7 +20,8 @@ class OnlineEstimate(Estimate):
     A cell whose share is small may hardly occur in these. Where a cell had fewer than half of `samples_per_cell`, or of
     all its samples, its row is evaluated instead on `samples_per_cell` of each of its cells. The whole row, because
     losses are compared within it, and those from training are of a slightly older model in training mode. No more
-    samples are evaluated than were trained on (but one of each cell), so that frequent updates stay cheap.
+    samples are evaluated than were trained on (but one of each cell), so that frequent updates stay cheap. With
+    `FairBatch(importance=...)` all rows are evaluated: the batches then hold samples with large losses more often.
 
     Args:
         samples_per_cell: How many samples of a cell are enough to know its loss.
@@ -68,7 +69,7 @@ class OnlineEstimate(Estimate):
         with seen.sync_context():
             counts = seen.counts.cpu() // run.copies
         enough = run.index.counts.clamp(max=self._samples_per_cell) / 2
-        starved_rows = (counts < enough).any(1, keepdim=True)
+        starved_rows = (counts < enough).any(1, keepdim=True) | torch.tensor(not run.uniform)
         if run.compared is not None:
             starved_rows &= run.compared.unsqueeze(1)
         if starved_rows.any():

@@ -6,7 +6,6 @@ Algorithm 1 of the paper's section 2: minibatches are drawn by a distribution ov
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -17,41 +16,20 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from fairbatch_lightning.controller import natural_shares
-from fairbatch_lightning.draws import EpochDraws
+from fairbatch_lightning.draws import Array, EpochDraws
 from fairbatch_lightning.groups import GroupIndex
+from fairbatch_lightning.passes import Pass, Plan
 from fairbatch_lightning.values import check_at_least
 
 _DRAWS_AT_ONCE = 2**16
 
 
-@dataclass
-class _Pass:
-    """Where one pass over an epoch stands.
-
-    The schedule lists the shares with the first batch that follows them; batches before `next_batch` are drawn.
-    """
-
-    epoch: int
-    schedule: list[tuple[int, Tensor]]
-    next_batch: int = 0
-    started: bool = False
-    finished: bool = False
-
-    def shares(self, batch: int) -> Tensor:
-        return next(shares for start, shares in reversed(self.schedule) if start <= batch)
-
-    def follow(self, shares: Tensor) -> None:
-        """Draw all batches from the next one on by these shares."""
-        earlier = [entry for entry in self.schedule if entry[0] < self.next_batch]
-        self.schedule = [*earlier, (self.next_batch, shares)]
-
-
 class FairSampler(DistributedSampler[int]):
     """Draws samples so that every run of `batch_size` of them is one fair batch.
 
-    A sample of cell (y, z) is drawn with probability `row_count[y] / N * shares[y, z]`, and uniformly within the cell:
-    one random permutation of it after the other. Every batch holds each cell's expected number rounded up or down,
-    and so does the whole epoch. The stream depends only on the seed, the epoch and the shares.
+    A sample of cell (y, z) is drawn with probability `row_count[y] / N * shares[y, z]`, and uniformly within the cell
+    (unless there are weights): one random permutation of it after the other. Every batch holds each cell's expected
+    number rounded up or down, and so does the whole epoch. The stream depends only on seed, epoch, shares and weights.
 
     Use it as `DataLoader(dataset, batch_size=B, sampler=FairSampler(labels, groups, B), drop_last=True)`. Each pass
     over the loader is a new epoch; call `set_epoch` to choose which. All batches are full: where a loader with
@@ -65,6 +43,7 @@ class FairSampler(DistributedSampler[int]):
         batch_size: The loader's batch size, on each process.
         shares: The `(Y, Z)` shares, every row summing to 1. Default: each row's share in the data, which is ordinary
             uniform sampling. Can be set at any time; batches drawn from then on follow it.
+        weights: How often a sample is drawn, compared with others of its cell, `(N,)`; default: all alike. As `shares`.
         num_replicas: Number of processes; default: that of `torch.distributed` if it is initialised, else 1.
         rank: This process's number; the processes split every batch of `batch_size * num_replicas` samples.
         seed: Decides the stream; must be the same on all processes.
@@ -83,6 +62,7 @@ class FairSampler(DistributedSampler[int]):
         batch_size: int,
         *,
         shares: Tensor | None = None,
+        weights: Any = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         seed: int = 0,
@@ -92,6 +72,7 @@ class FairSampler(DistributedSampler[int]):
             GroupIndex.from_values(labels, groups),
             batch_size,
             shares=shares,
+            weights=weights,
             num_replicas=num_replicas,
             rank=rank,
             seed=seed,
@@ -113,6 +94,7 @@ class FairSampler(DistributedSampler[int]):
         batch_size: int,
         *,
         shares: Tensor | None = None,
+        weights: Any = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         seed: int = 0,
@@ -127,9 +109,15 @@ class FairSampler(DistributedSampler[int]):
         self.num_batches = _num_batches(epoch_size, batch_size, self.num_replicas, drop_last)
         self._row_mass = index.counts.double().sum(1, keepdim=True) / len(index)
         self._shares = natural_shares(index.counts)
-        self._pass = _Pass(0, [(0, self._shares)])
+        self._weights: Array | None = None
+        self._pass = self._new_pass(0)
         if shares is not None:
             self.shares = shares
+        if weights is not None:
+            self.weights = weights
+
+    def _new_pass(self, epoch: int) -> Pass:
+        return Pass(epoch, [Plan(0, self._shares, self._weights)])
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
@@ -146,7 +134,20 @@ class FairSampler(DistributedSampler[int]):
         shares = torch.as_tensor(shares, dtype=torch.float64, device="cpu").clone()
         _check_shares(shares, self.index)
         self._shares = shares
-        self._pass.follow(shares)
+        self._pass.follow(shares, self._weights)
+
+    @property
+    def weights(self) -> Array | None:
+        """How often a sample is drawn, compared with others of its cell, `(N,)`; None for all equally often."""
+        return None if self._weights is None else self._weights.copy()
+
+    @weights.setter
+    def weights(self, weights: Any) -> None:
+        if weights is not None:
+            weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu").numpy().copy()
+            _check_weights(weights, self.index)
+        self._weights = weights
+        self._pass.follow(self._shares, weights)
 
     @property
     def started(self) -> bool:
@@ -157,7 +158,7 @@ class FairSampler(DistributedSampler[int]):
         """Make the next pass draw this epoch's batches. A pass over it that is under way or restored goes on."""
         done = self._pass.finished or (self._pass.started and self._pass.next_batch == self.num_batches)
         if epoch != self._pass.epoch or done:
-            self._pass = _Pass(epoch, [(0, self._shares)])
+            self._pass = self._new_pass(epoch)
 
     def __len__(self) -> int:
         return self.num_batches * self.batch_size
@@ -169,7 +170,7 @@ class FairSampler(DistributedSampler[int]):
     def batches(self) -> Iterator[list[int]]:
         """Yield this process's batches of one epoch, each a list of indices into the dataset."""
         if self._pass.started:
-            self._pass = _Pass(self._pass.epoch + 1, [(0, self._shares)])
+            self._pass = self._new_pass(self._pass.epoch + 1)
         current = self._pass
         current.started = True
         draws = EpochDraws(
@@ -185,28 +186,28 @@ class FairSampler(DistributedSampler[int]):
         try:
             while (first := current.next_batch) < self.num_batches:
                 cells = self._cells(current, draws, first)
-                batches: list[list[int]] = draws.samples(cells, drawn)[:, part].tolist()
-                schedule = current.schedule
+                weights, plans = current.plan(first).weights, current.plans
+                batches: list[list[int]] = draws.samples(cells, drawn, weights)[:, part].tolist()
                 for number, batch in enumerate(batches, first + 1):
                     current.next_batch = number
                     yield batch
-                    if current.schedule is not schedule:
-                        break  # the shares have changed: what was drawn in advance is void
+                    if current.plans is not plans:
+                        break  # what was drawn in advance is void
                 drawn += self._count(cells[: current.next_batch - first])
         finally:
             current.finished = True
 
-    def _cells(self, current: _Pass, draws: EpochDraws, first: int) -> np.ndarray[Any, Any]:
-        """Return the cells of a stretch of batches to draw in one go: with the same shares, and of limited size."""
+    def _cells(self, current: Pass, draws: EpochDraws, first: int) -> Array:
+        """Return the cells of a stretch of batches to draw in one go: by the same plan, and of limited size."""
         size = max(1, _DRAWS_AT_ONCE // (self.batch_size * self.num_replicas))
-        changes = (start for start, _ in current.schedule if start > first)
-        probabilities = (self._row_mass * current.shares(first)).flatten().numpy()
+        changes = (plan.first for plan in current.plans if plan.first > first)
+        probabilities = (self._row_mass * current.plan(first).shares).flatten().numpy()
         return draws.cells(probabilities, first, min(first + size, self.num_batches, *changes))
 
-    def _count(self, cells: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _count(self, cells: Array) -> Array:
         return np.bincount(cells.ravel(), minlength=self.index.counts.numel())
 
-    def _drawn_before(self, current: _Pass, draws: EpochDraws) -> np.ndarray[Any, Any]:
+    def _drawn_before(self, current: Pass, draws: EpochDraws) -> Array:
         """Return how many samples of each cell the batches drawn so far hold, `(C,)`."""
         drawn, first = np.zeros(self.index.counts.numel(), np.int64), 0
         while first < current.next_batch:
@@ -220,14 +221,12 @@ class FairSampler(DistributedSampler[int]):
 
         Args:
             next_batch: The first batch of the epoch that has not been trained on; default: that has not been drawn.
-                They differ when worker processes fetch ahead.
+                It may be an earlier one, when worker processes fetch ahead.
         """
         return {
-            "epoch": self._pass.epoch,
-            "next_batch": self._pass.next_batch if next_batch is None else next_batch,
+            **self._pass.state_dict(next_batch),
             "num_batches": self.num_batches,
             "batch_size": self.batch_size * self.num_replicas,
-            "schedule": [(start, shares.clone()) for start, shares in self._pass.schedule],
             "shares": self.shares,
         }
 
@@ -239,12 +238,9 @@ class FairSampler(DistributedSampler[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken. With batches of another size, continue at the next epoch."""
         _check_shares(state["shares"], self.index)
-        self._shares = state["shares"].clone()
-        if self.fits(state):
-            schedule = [(int(start), shares.clone()) for start, shares in state["schedule"]]
-            self._pass = _Pass(state["epoch"], schedule, state["next_batch"])
-        else:
-            self._pass = _Pass(state["epoch"] + 1, [(0, self._shares)])
+        saved = Pass.from_state(state)
+        self._shares, self._weights = state["shares"].clone(), saved.plans[-1].weights
+        self._pass = saved if self.fits(state) else self._new_pass(saved.epoch + 1)
 
 
 def _processes(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
@@ -276,6 +272,18 @@ def _num_batches(epoch_size: int, batch_size: int, num_replicas: int, drop_last:
             f" a batch of {batch_size}. Use a smaller batch size or drop_last=False."
         )
     return num_batches
+
+
+def _check_weights(weights: Array, index: GroupIndex) -> None:
+    if weights.shape != (len(index),):
+        raise ValueError(f"Expected `weights` of shape ({len(index)},), one per sample, but got {weights.shape}.")
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise ValueError("Expected `weights` to be numbers of at least 0 but got some below 0, infinite or NaN.")
+    totals = np.bincount(index.cells, weights, index.counts.numel()).reshape(index.shape)
+    if (without := (torch.from_numpy(totals) == 0) & (index.counts > 0)).any():
+        raise ValueError(
+            f"Expected some of the `weights` to be above 0 in every cell but got none in {index.cell_names(without)}."
+        )
 
 
 def _check_shares(shares: Tensor, index: GroupIndex) -> None:

@@ -19,6 +19,7 @@ from fairbatch_lightning.criteria import (
 from fairbatch_lightning.estimate import Estimate
 from fairbatch_lightning.evaluated import ExactEstimate, SampledEstimate
 from fairbatch_lightning.groups import GroupIndex
+from fairbatch_lightning.importance import Importance, ImportanceSampling, LossRank
 from fairbatch_lightning.losses import PerSampleLoss, resolve_loss
 from fairbatch_lightning.online import OnlineEstimate
 from fairbatch_lightning.validation import ValidationEstimate
@@ -35,6 +36,7 @@ ESTIMATES: dict[str, Callable[[], Estimate]] = {
     "online": OnlineEstimate,
     "validation": ValidationEstimate,
 }
+IMPORTANCES: dict[str, Callable[[], Importance]] = {"loss": LossRank}
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Settings:
     logits: str | None
     estimate: str | Estimate
     update_every: str | int
+    importance: str | Importance | None
     loader: str | int | None
     seed: int
 
@@ -62,6 +65,11 @@ class Settings:
         self._check_criterion()
         self.per_sample_loss()
         self._check_estimate()
+        if not (self.importance is None or isinstance(self.importance, Importance) or self.importance in IMPORTANCES):
+            raise ValueError(
+                f"Expected argument `importance` to be None, one of {list(IMPORTANCES)} or an Importance object but got"
+                f" {self.importance!r}."
+            )
         if self.logits is not None and not isinstance(self.logits, str):
             raise ValueError(f"Expected argument `logits` to be the name of a submodule but got {self.logits!r}.")
         every = self.update_every
@@ -96,6 +104,13 @@ class Settings:
     def new_estimate(self) -> Estimate:
         """Return the estimate for one fit: what that leaves behind in it does not reach the next."""
         return ESTIMATES[self.estimate]() if isinstance(self.estimate, str) else copy.deepcopy(self.estimate)
+
+    def new_importance(self, index: GroupIndex) -> ImportanceSampling | None:
+        """Return what weighs the samples of a cell in one fit, if anything does; errors alone tell too little."""
+        if self.importance is None:
+            return None
+        chosen = IMPORTANCES[self.importance]() if isinstance(self.importance, str) else self.importance
+        return ImportanceSampling(chosen, index, resolve_loss(None if self.loss == "error" else self.loss))
 
     def _check_estimate(self) -> None:
         if not isinstance(self.estimate, Estimate) and self.estimate not in list(ESTIMATES):

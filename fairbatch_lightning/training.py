@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +58,7 @@ class FairTraining:
         compared = compared_rows(self._criterion, self.index, settings.min_samples)
         self.controller = settings.new_controller(self.index)
         self.history: list[UpdateRecord] = []
+        self._importance = settings.new_importance(self.index)
         self.logits_seen = False
         self._resumed_epoch: int | None = None
         sample_loss = SampleLoss(self.index, settings.per_sample_loss(), self._criterion.target)
@@ -72,6 +74,7 @@ class FairTraining:
             labels=settings.labels,
             groups=settings.groups,
             compared=compared,
+            uniform=self._importance is None,
             **processes,
         )
         self.run.whole_step = needs_whole_step(self.run)
@@ -86,11 +89,15 @@ class FairTraining:
         if loader.loader.dataset is not self.run.loader.loader.dataset:
             index = GroupIndex.from_dataset(loader.loader.dataset, self._settings.labels, self._settings.groups)
             check_same_cells(self.index, index)
+        same_samples = np.array_equal(index.cells, self.index.cells)  # the dataset may be the same, but made anew
+        if not same_samples:
+            self._importance = self._settings.new_importance(index)
         self.index = index
         sample_loss = SampleLoss(index, self._settings.per_sample_loss(), self._criterion.target)
         self.run = replace(self.run, loader=loader, index=index, sample_loss=sample_loss)
         before, self._sampler = self._sampler, self._new_sampler()
         self._batches = FairBatchSampler(self._sampler)
+        self._sampler.weights = before.weights if same_samples else None
         if not before.started:  # a place in the epoch that was restored, but not yet gone on from
             self._sampler.load_state_dict(before.state_dict())
 
@@ -109,7 +116,7 @@ class FairTraining:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle what there is to know about the fit, not the Trainer, module and data it was made with."""
-        live = "run", "_estimate", "_sampler", "_batches"
+        live = "run", "_estimate", "_sampler", "_batches", "_importance"
         return {name: value for name, value in vars(self).items() if name not in live}
 
     def before_batch(self) -> None:
@@ -117,7 +124,7 @@ class FairTraining:
         if self._fetches_itself:  # at the last batch it may have fetched more than the one that it trained on
             self._batches.forget()
         first = not self.logits_seen and not self.run.is_compiled  # there it would have everything compiled twice
-        if first or self._estimate.watches_training:
+        if first or self._watches_training:
             self.run.capture.arm(self.run.loader.batch_size)
 
     def after_batch(self, outputs: Any) -> None:
@@ -127,11 +134,16 @@ class FairTraining:
             return
         if not self.logits_seen:
             self._check_logits(outputs, logits, samples)
-        if self._estimate.watches_training:
-            if self.run.logits_returned or logits is None:
-                logits = returned_logits(outputs, len(samples))
-            if logits is not None:
-                self._estimate.observe(self.run, logits.detach(), self.index.cells[samples])
+        if self._watches_training and (self.run.logits_returned or logits is None):
+            logits = returned_logits(outputs, len(samples))
+        if logits is not None and self._estimate.watches_training:
+            self._estimate.observe(self.run, logits.detach(), self.index.cells[samples])
+        if logits is not None and self._importance is not None:
+            self._importance.observe(logits.detach(), samples)
+
+    @property
+    def _watches_training(self) -> bool:
+        return self._estimate.watches_training or self._importance is not None
 
     def end_epoch(self) -> None:
         """Forget a batch that Lightning has fetched in vain, next to a loader without a length."""
@@ -200,6 +212,8 @@ class FairTraining:
         signal = signal_of(self._criterion, losses, self.index, self._settings.min_samples)
         gaps = self.controller.update(signal)
         self._sampler.shares = self.controller.shares
+        if self._importance is not None:
+            self._sampler.weights = self._importance.weights()
         epoch = trainer.current_epoch if epoch is None else epoch
         record = UpdateRecord(epoch, trainer.global_step, losses, gaps, before, self.controller.shares)
         self.history.append(record)
@@ -218,15 +232,14 @@ class FairTraining:
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: the shares, the place in the epoch, and the history."""
         progress: Any = self.run.trainer.fit_loop.epoch_loop.batch_progress.current
-        sampler = self._sampler.state_dict()
-        sampler["next_batch"] = min(sampler["next_batch"], progress.processed)  # worker processes have fetched more
         return {
             "counts": self.index.counts,
             "names": [list(names) for names in names_of(self.index)],
             "controller": self.controller.state_dict(),
-            "sampler": sampler,
+            "sampler": self._sampler.state_dict(progress.processed),  # worker processes have fetched more
             "logits_returned": self.run.logits_returned,
             "estimate": self._estimate.state_dict(self.run),
+            "importance": None if self._importance is None else self._importance.state_dict(alone=self.run.failed),
             "history": [record.state_dict() for record in self.history],
         }
 
@@ -246,6 +259,8 @@ class FairTraining:
             self.run.logits_returned = self.run.whole_step = True
         self._resumed_epoch = state["sampler"]["epoch"]
         self._estimate.load_state_dict(self.run, state.get("estimate", {}))
+        if self._importance is not None and state.get("importance"):
+            self._importance.load_state_dict(state["importance"], self.run.rank)
         self.history = [UpdateRecord(**record) for record in state["history"]]
 
     def _check_place(self, state: dict[str, Any]) -> None:

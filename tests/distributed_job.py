@@ -101,11 +101,14 @@ def job(
     save_on_exception=False,
     drop_last=False,
     estimate="online",
+    importance=None,
     own_data=False,
 ):
     torch.manual_seed(0)
     model = MODULES[module]()
-    callback = FairBatch(groups="group", alpha=0.05, update_every=update_every, estimate=estimate)
+    callback = FairBatch(
+        groups="group", alpha=0.05, update_every=update_every, estimate=estimate, importance=importance
+    )
     methods = {"fairbatch": [callback], "cutting": [Cutting(groups="group")], "plain": []}
     monitor = FairnessMonitor(groups="group")
     if strategy == "model_parallel":

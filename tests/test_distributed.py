@@ -113,6 +113,7 @@ def joined(ranks):
         {"strategy": "ddp", "update_every": 3},
         {"strategy": "ddp", "estimate": "exact"},
         {"strategy": "ddp", "estimate": "sampled"},
+        {"strategy": "ddp", "importance": "loss"},
         {"strategy": "ddp", "estimate": "validation", "module": "validated"},
     ],
     ids=lambda options: "-".join(str(getattr(value, "__name__", value)) for value in options.values()),
@@ -205,6 +206,7 @@ def test_memory_that_runs_out_on_one_process(tmp_path, free_port):
 def test_checkpoint_of_a_failure_on_one_process(tmp_path, free_port):
     """It is written at once, although the other process never gets to it, for which Lightning waits afterwards."""
     options = {"strategy": "ddp", "devices": 2, "batch_size": 10, "module": "failing", "save_on_exception": True}
+    options["importance"] = "loss"
     start(tmp_path, free_port, limit=60, until=tmp_path / "on_exception.ckpt", **options)
     checkpoint = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)
     state = next(value for name, value in checkpoint["callbacks"].items() if "FairBatch" in name)
