@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from fairbatch_lightning.baselines import Cutting
 from fairbatch_lightning.callback import FairBatch
@@ -56,6 +57,13 @@ class FairCLI(LightningCLI):
         for method in {"fairbatch", "cutting"} - {self._get(self.config, "method")}:
             callbacks.remove(method)
 
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Log to files in the Trainer's folder, unless there are settings for loggers."""
+        settings = self._get(self.config_init, "trainer")
+        if settings["logger"] is None:
+            kwargs["logger"] = _loggers(settings["default_root_dir"])
+        return super().instantiate_trainer(**kwargs)
+
     def after_fit(self) -> None:
         """Test the checkpoint that was best in validation."""
         best = None if self.trainer.fast_dev_run else "best"  # type: ignore[attr-defined]
@@ -84,21 +92,17 @@ def run(arguments: Sequence[str]) -> None:
         trainer_defaults={
             "max_epochs": 10,
             "val_check_interval": 0.125,
-            "logger": _loggers(),
+            "default_root_dir": LOGS,
             "callbacks": [ModelCheckpoint(monitor="val_accuracy", mode="max", save_last=True)],
         },
     )
 
 
-def _loggers() -> list[dict[str, Any]]:
-    """Return the configuration of the loggers: for `fairbatch report`, and for TensorBoard if it is there."""
-    names = {"CSVLogger": "csv", "TensorBoardLogger": "tensorboard"}
-    folder = str(Path(LOGS).absolute())  # checkpoints remember it, and may be resumed elsewhere
-    return [
-        {"class_path": f"lightning.pytorch.loggers.{logger}", "init_args": {"save_dir": folder, "name": name}}
-        for logger, name in names.items()
-        if name == "csv" or find_spec("tensorboard")
-    ]
+def _loggers(folder: str) -> list[Logger]:
+    """Return the loggers: for `fairbatch report`, and for TensorBoard if it is there."""
+    folder = str(Path(folder).absolute())  # checkpoints remember it, and may be resumed elsewhere
+    csv = CSVLogger(folder, "csv")
+    return [csv, TensorBoardLogger(folder, "tensorboard")] if find_spec("tensorboard") else [csv]
 
 
 def _settings_of_checkpoint(command: str, options: list[str]) -> list[str]:

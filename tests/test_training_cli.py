@@ -70,6 +70,14 @@ class TestFit:
         assert torch.equal(counts(tmp_path), confusion)
         assert "Downloading" not in printed
 
+    def test_validation_faces_can_be_looked_at_as_well(self, fitted, tmp_path):
+        folder, _, _ = fitted
+        options = ["--ckpt_path", best_of(folder), "--trainer.default_root_dir", tmp_path / "elsewhere"]
+        printed = fairbatch(tmp_path, "validate", *options)
+        assert "val_accuracy" in printed
+        assert (tmp_path / "elsewhere" / "csv" / "version_0" / "metrics.csv").is_file()
+        assert not (tmp_path / "fairbatch_logs").exists()
+
     def test_options_and_files_overrule_the_checkpoint(self, fitted, tmp_path):
         folder, _, confusion = fitted
         (tmp_path / "my.yaml").write_text("data:\n  group: age\n")
