@@ -26,6 +26,7 @@ class LogitsCapture:
         self._expected: int | None = None
         self._stop = False
         self._alone = False
+        self._keep_graph = False
         self._logits: Tensor | None = None
         self._first: Tensor | None = None
         self.has_others = False
@@ -38,12 +39,13 @@ class LogitsCapture:
         """Whether the module was compiled in place, `module.compile()`, and the hook with it."""
         return getattr(self._module, "_compiled_call_impl", None) is not None
 
-    def arm(self, batch_size: int, *, stop: bool = False, alone: bool = False) -> None:
+    def arm(self, batch_size: int, *, stop: bool = False, alone: bool = False, keep_graph: bool = False) -> None:
         """Keep the first output with `batch_size` rows.
 
-        With `stop` raise `ForwardDone` as soon as it is there; with `alone` see whether there are others like it.
+        With `stop` raise `ForwardDone` as soon as it is there; with `alone` see whether there are others like it; with
+        `keep_graph` it can be differentiated.
         """
-        self._expected, self._stop, self._logits = batch_size, stop, None
+        self._expected, self._stop, self._logits, self._keep_graph = batch_size, stop, None, keep_graph
         self._alone, self._first, self.has_others = alone, None, False
 
     def take(self) -> Tensor | None:
@@ -64,7 +66,7 @@ class LogitsCapture:
         if self._logits is not None:  # what the step returns comes by as well if there are several processes
             self.has_others |= logits is not self._first and logits.shape == self._logits.shape
         else:
-            self._logits, self._first = logits.detach(), logits
+            self._logits, self._first = logits if self._keep_graph else logits.detach(), logits
             if self._stop:
                 raise ForwardDone
 

@@ -30,7 +30,7 @@ def find_logits(output: Any) -> Tensor | None:
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return every sample's cross-entropy: binary for logits `(B,)` or `(B, 1)`, over classes for `(B, C)`."""
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    if _is_binary(logits):
+    if is_binary(logits):
         logits = logits.flatten()
         return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
     return functional.cross_entropy(logits, labels, reduction="none")
@@ -47,7 +47,7 @@ def error(logits: Tensor, labels: Tensor) -> Tensor:
 
 def predicted(logits: Tensor, threshold: float = 0.0) -> Tensor:
     """Return the class that the logits speak for, `(B,)`; a single one per sample is cut at the threshold."""
-    return (logits.flatten() > threshold).long() if _is_binary(logits) else logits.argmax(1)
+    return (logits.flatten() > threshold).long() if is_binary(logits) else logits.argmax(1)
 
 
 def num_classes(logits: Tensor) -> int:
@@ -57,7 +57,7 @@ def num_classes(logits: Tensor) -> int:
             "Expected the model to give one prediction per sample, as logits of shape (B,), (B, 1) or (B, C), but"
             f" got {tuple(logits.shape)}. Name the submodule that does, logits=..., or return {{'logits': ...}}."
         )
-    return 2 if _is_binary(logits) else logits.shape[1]
+    return 2 if is_binary(logits) else logits.shape[1]
 
 
 def resolve_loss(loss: PerSampleLoss | str | None) -> PerSampleLoss:
@@ -88,10 +88,7 @@ class SampleLoss:
 
     def __call__(self, logits: Tensor, cells: Tensor) -> Tensor:
         """Return the losses `(B,)` of samples with the given logits and cells' numbers `(B,)`."""
-        known = num_classes(logits), logits.device
-        if known not in self._classes:
-            self._classes[known] = self._classes_of_cells(known[0]).to(logits.device)
-        losses = self._loss(logits, self._classes[known][cells.to(logits.device)])
+        losses = self._loss(logits, self.classes(logits, cells))
         if not isinstance(losses, Tensor) or losses.shape != cells.shape:
             got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise ValueError(
@@ -99,6 +96,13 @@ class SampleLoss:
                 " Losses of torch take reduction='none'."
             )
         return losses
+
+    def classes(self, logits: Tensor, cells: Tensor) -> Tensor:
+        """Return which of the model's classes the samples are measured against, `(B,)`."""
+        known = num_classes(logits), logits.device
+        if known not in self._classes:
+            self._classes[known] = self._classes_of_cells(known[0]).to(logits.device)
+        return self._classes[known][cells.to(logits.device)]
 
     def _classes_of_cells(self, number: int) -> Tensor:
         """Return the class number that each cell's samples are measured against, `(Y * Z,)`."""
@@ -123,5 +127,6 @@ def classes_of_labels(values: Sequence[int | str], number: int) -> list[int]:
     return numbers if len(numbers) == len(values) else list(range(len(values)))
 
 
-def _is_binary(logits: Tensor) -> bool:
+def is_binary(logits: Tensor) -> bool:
+    """Return whether there is a single logit per sample."""
     return logits.ndim == 1 or logits.shape[1] == 1

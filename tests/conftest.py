@@ -1,8 +1,15 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests, which have both cores of a small machine to themselves at best."""
 
+import os
 import socket
 
 import pytest
+
+os.environ["OMP_NUM_THREADS"] = "1"  # here and in processes that tests start: for small models threads only wait
+
+import torch
+
+torch.set_num_threads(1)
 
 
 @pytest.fixture

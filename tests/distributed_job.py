@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCh
 from torch.utils.data import DataLoader, Subset
 
 from fairbatch_lightning import FairBatch, FairnessMonitor
-from fairbatch_lightning.baselines import Cutting
+from fairbatch_lightning.baselines import AdversarialDebiasing, Cutting, FairDRO, GroupDRO, Reweighing
 
 
 class Validated(ToyModule):
@@ -109,7 +109,15 @@ def job(
     callback = FairBatch(
         groups="group", alpha=0.05, update_every=update_every, estimate=estimate, importance=importance
     )
-    methods = {"fairbatch": [callback], "cutting": [Cutting(groups="group")], "plain": []}
+    methods = {
+        "plain": [],
+        "fairbatch": [callback],
+        "cutting": [Cutting(groups="group")],
+        "reweighing": [Reweighing(groups="group")],
+        "group dro": [GroupDRO(groups="group", step_size=0.5)],
+        "fair dro": [FairDRO(groups="group", alpha=0.5)],
+        "adversary": [AdversarialDebiasing("equal_opportunity", groups="group", lr=0.05)],
+    }
     monitor = FairnessMonitor(groups="group")
     if strategy == "model_parallel":
         from lightning.pytorch.strategies import ModelParallelStrategy

@@ -5,9 +5,22 @@ import pytest
 import torch
 from helpers import Toy, ToyModule, loader, resume, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from fairbatch_lightning.baselines import Cutting, evened
+from fairbatch_lightning import FairBatch
+from fairbatch_lightning.baselines import (
+    AdversarialDebiasing,
+    Boosting,
+    Cutting,
+    FairDRO,
+    FairnessConstraints,
+    GroupDRO,
+    Reweighing,
+)
+from fairbatch_lightning.baselines.constraints import covariances, log_odds
+from fairbatch_lightning.baselines.resampling import evened
+from fairbatch_lightning.baselines.robust import worst_shares
 from fairbatch_lightning.groups import GroupIndex
 
 
@@ -141,3 +154,330 @@ class TestCutting:
         with pytest.raises(ValueError, match="Found no groups"):
             run.fit(ToyModule(), loader())
         assert "dataloader" not in vars(run.fit_loop._data_source)
+
+
+METHODS = {
+    "cutting": lambda **settings: Cutting(groups="group", **settings),
+    "boosting": lambda **settings: Boosting(groups="group", **settings),
+    "reweighing": lambda **settings: Reweighing(groups="group", **settings),
+    "resampling": lambda **settings: Reweighing(by="sampling", groups="group", **settings),
+    "group dro": lambda **settings: GroupDRO(groups="group", step_size=0.5, **settings),
+    "fair dro": lambda **settings: FairDRO(groups="group", alpha=0.5, **settings),
+    "constraints": lambda **settings: FairnessConstraints(groups="group", **settings),
+    "adversary": lambda **settings: AdversarialDebiasing(groups="group", lr=0.05, **settings),
+}
+CHANGE_LOSS = ["reweighing", "group dro", "constraints", "adversary"]
+
+
+class TestEveryMethod:
+    """What is promised of all of them."""
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_resumes_in_the_middle_of_an_epoch(self, method, tmp_path):
+        new, options = METHODS[method], {"max_epochs": 3}
+        whole, first, second = ToyModule(), ToyModule(), ToyModule()
+        keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=8, save_top_k=-1)
+        trainer(new(), **options).fit(whole, loader(batch_size=10))
+        trainer(new(), keep, **options, enable_checkpointing=True).fit(first, loader(batch_size=10, num_workers=2))
+        resume(trainer(new(), **options), second, loader(batch_size=10), tmp_path / "step=8.ckpt")
+        assert first.batches == whole.batches
+        assert second.batches == whole.batches[8:]
+        assert torch.equal(second.net.weight, whole.net.weight)
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_changes_the_model(self, method):
+        plain, fair = ToyModule(), ToyModule()
+        trainer(max_epochs=1).fit(plain, loader())
+        trainer(METHODS[method](), max_epochs=1).fit(fair, loader())
+        assert not torch.equal(plain.net.weight, fair.net.weight)
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_leaves_no_trace(self, method):
+        data, module = loader(), ToyModule()
+        before = dict(vars(data))
+        run = trainer(METHODS[method](), max_epochs=1)
+        run.fit(module, data)
+        assert vars(data) == before
+        assert "dataloader" not in vars(run.fit_loop._data_source)
+        assert "training_step" not in vars(module)
+        assert not module._forward_hooks
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_not_together_with_fairbatch(self, method):
+        with pytest.raises(ValueError, match=r"one (way|FairBatch)"):
+            trainer(METHODS[method](), FairBatch(groups="group")).fit(ToyModule(), loader())
+
+    @pytest.mark.parametrize("method", CHANGE_LOSS)
+    def test_manual_optimization_is_refused(self, method):
+        module = ToyModule()
+        module.automatic_optimization = False
+        with pytest.raises(RuntimeError, match="Use automatic optimization"):
+            trainer(METHODS[method]()).fit(module, loader())
+
+    @pytest.mark.parametrize("method", CHANGE_LOSS)
+    def test_logits_out_of_reach(self, method):
+        class Hidden(ToyModule):
+            def forward(self, x):
+                return {"scores": self.net(x)}
+
+            def training_step(self, batch, batch_idx):
+                return functional.cross_entropy(self(batch[0])["scores"], batch[1])
+
+        with pytest.raises(RuntimeError, match=r"found no logits.*\(logits=\"net\"\)"):
+            trainer(METHODS[method]()).fit(Hidden(), loader())
+        run = trainer(METHODS[method](logits="net"), max_epochs=1)
+        run.fit(Hidden(), loader())
+        assert run.global_step == 12
+
+    @pytest.mark.parametrize("method", CHANGE_LOSS)
+    def test_logits_and_loss_in_a_dict(self, method):
+        class InDict(ToyModule):
+            def training_step(self, batch, batch_idx):
+                logits = self.net(batch[0])
+                return {"loss": functional.cross_entropy(logits, batch[1]), "logits": logits}
+
+        plain, other = ToyModule(), InDict()
+        for module in (plain, other):
+            trainer(METHODS[method](), max_epochs=1).fit(module, loader())
+        torch.testing.assert_close(plain.net.weight, other.net.weight)
+
+
+class Recording(ToyModule):
+    """Keeps its weights before every step, to compute by hand what the step should have been."""
+
+    def __init__(self):
+        super().__init__()
+        self.trace = []
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.trace.append(({name: value.clone() for name, value in self.net.state_dict().items()}, batch))
+
+    def replay(self, loss_of):
+        """Assert that each step was one of SGD on the loss that a function gives for logits, labels and groups."""
+        ends = [weights for weights, _ in self.trace[1:]] + [self.net.state_dict()]
+        for (weights, (x, y, index)), after in zip(self.trace, ends, strict=True):
+            net = torch.nn.Linear(4, 2)
+            net.load_state_dict(weights)
+            loss_of(net(x), y, Toy().group_ids[index]).backward()
+            for name, value in net.named_parameters():
+                torch.testing.assert_close(after[name], value - self.lr * value.grad)
+
+
+class TestReweighing:
+    def test_steps_are_those_of_the_weighted_loss(self):
+        toy, module = Toy(), Recording()
+        trainer(Reweighing(groups="group"), max_epochs=1).fit(module, loader(toy))
+        counts = cells(toy)
+
+        def weighted(logits, y, z):
+            weights = [
+                float((toy.targets == a).sum() * (toy.group_ids == b).sum() / 240 / counts[a, b])
+                for a, b in zip(y.tolist(), z.tolist(), strict=True)
+            ]
+            return (torch.tensor(weights) * functional.cross_entropy(logits, y, reduction="none")).mean()
+
+        module.replay(weighted)
+
+    def test_sampling_makes_labels_and_groups_independent(self):
+        toy, module = Toy(), ToyModule()
+        trainer(Reweighing(by="sampling", groups="group"), max_epochs=5).fit(module, loader(toy))
+        drawn = trained_on(module)
+        table = torch.bincount(toy.targets[drawn] * 3 + toy.group_ids[drawn], minlength=6).view(2, 3) / len(drawn)
+        expected = torch.bincount(toy.targets)[:, None] / 240 * torch.bincount(toy.group_ids) / 240
+        torch.testing.assert_close(table, expected, atol=0.01, rtol=0)
+
+    def test_bad_input(self):
+        with pytest.raises(ValueError, match="`by` to be one of"):
+            Reweighing(by="magic", groups="group")
+
+
+class TestBoosting:
+    def test_all_groups_are_as_large_as_the_largest(self):
+        toy, module, boosting = Toy(), ToyModule(), Boosting(groups="group")
+        trainer(boosting, max_epochs=1).fit(module, loader(toy, batch_size=1))
+        largest = cells(toy).max(1, keepdim=True).values.expand(2, 3)
+        assert torch.equal(boosting.counts, largest)
+        drawn = trained_on(module)
+        assert set(drawn.tolist()) == set(range(240))
+        seen = torch.bincount(drawn)
+        for cell in range(6):
+            part = seen[toy.targets * 3 + toy.group_ids == cell]
+            assert part.max() - part.min() <= 1
+
+
+class TestGroupDRO:
+    def test_steps_are_those_of_the_published_algorithm(self):
+        module, callback = Recording(), GroupDRO(groups="group", step_size=0.3)
+        trainer(callback, max_epochs=2).fit(module, loader())
+        weights = torch.full((6,), 1 / 6)
+
+        def robust(logits, y, z):
+            losses = functional.cross_entropy(logits, y, reduction="none")
+            total = 0
+            for cell in range(6):
+                if (y * 3 + z == cell).any():
+                    weights[cell] *= torch.exp(0.3 * losses[y * 3 + z == cell].mean().detach())
+            weights.div_(weights.sum())
+            for cell in range(6):
+                if (y * 3 + z == cell).any():
+                    total = total + weights[cell] * losses[y * 3 + z == cell].mean()
+            return total
+
+        module.replay(robust)
+        torch.testing.assert_close(callback.weights.flatten(), weights)
+
+    def test_bad_input(self):
+        with pytest.raises(ValueError, match="step_size"):
+            GroupDRO(groups="group", step_size=0)
+
+
+class TestFairDRO:
+    @pytest.mark.parametrize("radius", [0.01, 0.2, 0.5, 1.0, 5.0])
+    def test_shares_are_the_worst_within_the_radius(self, radius):
+        """No point of many within the radius is worse, and the result is within it itself."""
+        random = np.random.default_rng(0)
+        for _ in range(20):
+            number = int(random.integers(2, 6))
+            losses = torch.tensor(random.exponential(size=number))
+            found = worst_shares(losses, radius)
+            others = torch.tensor(random.dirichlet(np.full(number, 0.5), size=20_000))
+            distance = ((number * others - 1) ** 2).sum(1) / (2 * number)
+            assert float(((number * found - 1) ** 2).sum() / (2 * number)) <= radius + 1e-9
+            assert float(found.sum()) == pytest.approx(1)
+            assert found.min() >= 0
+            if (distance <= radius).any():
+                assert float((others[distance <= radius] @ losses).max()) <= float(found @ losses) + 1e-9
+
+    def test_equal_losses_have_equal_shares(self):
+        torch.testing.assert_close(worst_shares(torch.ones(4), 0.5), torch.full((4,), 0.25))
+
+    def test_starts_with_equal_shares_and_moves_towards_the_worst(self):
+        callback = FairDRO(groups="group", alpha=0.25, radius=0.1)
+        trainer(callback, max_epochs=1).fit(ToyModule(), loader())
+        record = callback.history[0]
+        assert torch.equal(record.shares_before, torch.full((2, 3), 1 / 3, dtype=torch.float64))
+        for row in range(2):
+            expected = 0.75 / 3 + 0.25 * worst_shares(record.losses[row], 0.1)
+            torch.testing.assert_close(record.shares_after[row], expected)
+
+    def test_bad_input(self):
+        with pytest.raises(ValueError, match="radius"):
+            FairDRO(groups="group", radius=0)
+
+
+def rates(module, toy):
+    """Return the rates of positive predictions of the groups, and within the positive label."""
+    with torch.no_grad():
+        positive = module(toy.x).argmax(1).double()
+    groups = range(3)
+    overall = torch.stack([positive[toy.group_ids == z].mean() for z in groups])
+    of_positives = torch.stack([positive[(toy.group_ids == z) & (toy.targets == 1)].mean() for z in groups])
+    return overall, of_positives
+
+
+class TestFairnessConstraints:
+    def test_covariances_are_numpys(self):
+        random = np.random.default_rng(0)
+        values, groups = random.normal(size=50), random.integers(3, size=50)
+        expected = [np.cov(values, groups == z, ddof=0)[0, 1] for z in range(3)]
+        assert covariances(torch.tensor(values), torch.tensor(groups), 3).numpy() == pytest.approx(np.array(expected))
+
+    def test_log_odds_of_classes_are_those_of_probabilities(self):
+        logits, classes = torch.randn(20, 4, dtype=torch.float64), torch.randint(4, (20,))
+        probability = logits.softmax(1)[torch.arange(20), classes]
+        torch.testing.assert_close(log_odds(logits, classes), torch.log(probability / (1 - probability)))
+        single = torch.randn(20)
+        both = torch.stack([torch.zeros(20), single], 1)
+        torch.testing.assert_close(log_odds(single, classes % 2), log_odds(both, classes % 2))
+
+    @pytest.mark.parametrize("criterion", ["equalized_odds", "equal_opportunity", "demographic_parity"])
+    def test_steps_are_those_of_the_penalised_loss(self, criterion):
+        module = Recording()
+        trainer(FairnessConstraints(criterion, groups="group", weight=0.7), max_epochs=1).fit(module, loader())
+
+        def penalised(logits, y, z):
+            margin = logits[:, 1] - logits[:, 0]
+            parts = {"equalized_odds": [0, 1], "equal_opportunity": [1], "demographic_parity": [None]}[criterion]
+            loss = functional.cross_entropy(logits, y)
+            for label in parts:
+                among = slice(None) if label is None else y == label
+                value = margin[among] if label is None else ((2 * label - 1) * margin[among]).clamp(max=0)
+                for group in range(3):
+                    member = (z[among] == group).float()
+                    loss = loss + 0.7 * ((member - member.mean()) * value).mean().abs()
+            return loss
+
+        module.replay(penalised)
+
+    def test_makes_decisions_independent_of_the_group(self):
+        toy, spreads = Toy(), []
+        for weight in (0.0, 5.0):
+            module = ToyModule()
+            callback = FairnessConstraints("demographic_parity", groups="group", weight=weight)
+            trainer(callback, max_epochs=30).fit(module, loader(toy, batch_size=60))
+            overall, _ = rates(module, toy)
+            spreads.append(float(overall.max() - overall.min()))
+        assert spreads[1] < 0.7 * spreads[0]
+
+    def test_bad_input(self):
+        with pytest.raises(ValueError, match="weight"):
+            FairnessConstraints(groups="group", weight=-1)
+
+
+class Guessable(Toy):
+    """The group is the third feature, which is no use for the label but goes together with it."""
+
+    def __init__(self, num_samples=600, seed=0):
+        super().__init__(num_samples, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        same = torch.rand(num_samples, generator=generator) < 0.8
+        self.group_ids = torch.where(same, self.targets, 1 - self.targets)
+        self.group = [("a", "b")[i] for i in self.group_ids]
+        self.x[:, 2] = 2.0 * self.group_ids - 1
+
+
+class TestAdversarialDebiasing:
+    @pytest.mark.parametrize("criterion", ["equalized_odds", "equal_opportunity", "demographic_parity"])
+    def test_the_model_forgets_the_group(self, criterion):
+        dependence = []
+        for weight in (0.0, 1.0):
+            module, toy = ToyModule(lr=0.05), Guessable()
+            callback = AdversarialDebiasing(criterion, groups="group", weight=weight, lr=0.02)
+            trainer(callback, max_epochs=40).fit(module, loader(toy, batch_size=60))
+            margin = module.net.weight[1] - module.net.weight[0]
+            dependence.append(abs(float(margin[2])))
+        assert dependence[1] < 0.5 * dependence[0]
+
+    def test_the_adversary_learns(self):
+        module, toy = ToyModule(), Guessable()
+        callback = AdversarialDebiasing("demographic_parity", groups="group", weight=0.0, lr=0.02)
+        trainer(callback, max_epochs=20).fit(module, loader(toy))
+        with torch.no_grad():
+            guesses = callback.adversary(module(toy.x)).argmax(1)
+        assert (guesses == toy.group_ids).double().mean() > 0.75
+
+    def test_without_weight_it_is_ordinary_training(self):
+        """On the same batches, and with the same random numbers, as with a penalty of no weight."""
+        found = []
+        for method in (AdversarialDebiasing, FairnessConstraints):
+            module = ToyModule()
+            trainer(method(groups="group", weight=0.0), max_epochs=2).fit(module, loader())
+            found.append((module.net.weight, torch.rand(1)))
+        torch.testing.assert_close(*found)
+
+    def test_a_batch_without_positives_changes_nothing(self):
+        class Few(Toy):
+            def __init__(self):
+                super().__init__(60)
+                self.targets[:] = 0
+                self.targets[:2] = 1
+                self.group = ["a", "b"] * 30
+
+        run = trainer(AdversarialDebiasing("equal_opportunity", groups="group"), max_epochs=1)
+        run.fit(ToyModule(), loader(Few(), batch_size=5))
+        assert run.global_step == 12
+
+    @pytest.mark.parametrize("settings", [{"weight": -1}, {"lr": 0}])
+    def test_bad_input(self, settings):
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            AdversarialDebiasing(groups="group", **settings)

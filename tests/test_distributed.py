@@ -140,9 +140,10 @@ def test_epoch_is_as_long_as_lightnings_own(num_samples, drop_last, tmp_path, fr
     assert [len(rank["batches"]) for rank in fair] == [len(rank["batches"]) for rank in plain]
 
 
-def test_cutting_in_two_processes_is_as_in_one(tmp_path, free_port):
-    ranks = run(tmp_path / "two", free_port, strategy="ddp", devices=2, batch_size=10, method="cutting", epochs=2)
-    one = run_alone(tmp_path / "one", batch_size=20, method="cutting", epochs=2)
+@pytest.mark.parametrize("method", ["cutting", "reweighing", "group dro", "fair dro", "adversary"])
+def test_baselines_in_two_processes_are_as_in_one(method, tmp_path, free_port):
+    ranks = run(tmp_path / "two", free_port, strategy="ddp", devices=2, batch_size=10, method=method, epochs=2)
+    one = run_alone(tmp_path / "one", batch_size=20, method=method, epochs=2)
     assert joined(ranks) == one["batches"]
     torch.testing.assert_close(ranks[0]["weights"], one["weights"], atol=1e-5, rtol=1e-5)
 

@@ -1,0 +1,17 @@
+"""What FairBatch is compared with, as callbacks of the same shape."""
+
+from fairbatch_lightning.baselines.adversarial import AdversarialDebiasing
+from fairbatch_lightning.baselines.constraints import FairnessConstraints
+from fairbatch_lightning.baselines.resampling import Boosting, Cutting
+from fairbatch_lightning.baselines.reweighing import Reweighing
+from fairbatch_lightning.baselines.robust import FairDRO, GroupDRO
+
+__all__ = [
+    "AdversarialDebiasing",
+    "Boosting",
+    "Cutting",
+    "FairDRO",
+    "FairnessConstraints",
+    "GroupDRO",
+    "Reweighing",
+]
