@@ -22,8 +22,8 @@ from fairbatch_lightning.monitor import FairnessMonitor
 from fairbatch_lightning.vision import UTKFaceDataModule, VisionClassifier
 
 LOGS = "fairbatch_logs"
-FINE_TUNING = {"alpha": 0.02, "min_share": 0.02, "min_samples": 20, "estimate": "validation"}
-"""FairBatch's settings for the few epochs of fine-tuning, together with several validations in each of them."""
+FINE_TUNING = {"alpha": 0.05, "update_every": 32, "min_share": 0.02, "min_samples": 20}
+"""FairBatch's settings for the few epochs of fine-tuning."""
 
 
 class FairCLI(LightningCLI):
@@ -91,7 +91,6 @@ def run(arguments: Sequence[str]) -> None:
         save_config_callback=_SaveConfig,
         trainer_defaults={
             "max_epochs": 10,
-            "val_check_interval": 0.125,
             "default_root_dir": LOGS,
             "callbacks": [ModelCheckpoint(monitor="val_accuracy", mode="max", save_last=True)],
         },
