@@ -6,6 +6,7 @@ The quotas of the cells are FairBatch's; here it is only decided how often each 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from math import isinf
 from numbers import Real
 from typing import Any
 
@@ -23,43 +24,48 @@ class Importance(ABC):
     """Weighs the samples of a cell. Write a subclass and pass an object of it as `FairBatch(importance=...)`."""
 
     @abstractmethod
-    def weights(self, losses: Array, index: GroupIndex) -> Array:
+    def weights(self, losses: Array, index: GroupIndex, update: int) -> Array:
         """Return how often each sample is to be drawn, compared with others of its cell: `(N,)`, at least 0.
 
         Args:
             losses: The loss of every sample when it was last trained on, `(N,)`; NaN where it has not been yet.
             index: The cell of every sample.
+            update: The number of the update of shares that this comes with, from 0.
         """
 
 
 class LossRank(Importance):
     r"""Draws samples with large losses more often, by their rank (Loshchilov and Hutter, 2016).
 
-    Of the n samples of a cell, the one with the i-th largest loss gets the weight `exp(-log(pressure) * i / n)`, with i
-    from 0. Samples that have not been trained on yet count as the largest.
+    Of the n samples of a cell, the one with the i-th largest loss (from 0) gets the weight `pressure ** (-i / n)`. Those
+    that have not been trained on yet count as the largest. The pressure falls with every update until all samples are
+    drawn equally often: it speeds up the beginning, but in the end the model would fit the hard samples.
 
     Args:
-        pressure: How much more often the sample with the largest loss is drawn than the one with the smallest.
+        pressure: How much more often the sample with the largest loss is drawn at first than that with the smallest.
+        decay: What the pressure is multiplied by in every update, until it is 1; 1 leaves it as it is.
 
     >>> index = GroupIndex.from_values([0, 0, 0, 1], ["a", "a", "a", "a"])
-    >>> LossRank(pressure=8).weights(np.array([0.1, 0.5, 0.2, 0.3]), index).tolist()
+    >>> LossRank(pressure=8).weights(np.array([0.1, 0.5, 0.2, 0.3]), index, update=0).tolist()
     [0.25, 1.0, 0.5, 1.0]
     """
 
-    def __init__(self, pressure: float = 100.0) -> None:
-        number = isinstance(pressure, Real) and not isinstance(pressure, bool)
-        if not number or not 1 <= pressure < float("inf"):
-            raise ValueError(f"Expected argument `pressure` to be a number of at least 1 but got {pressure!r}.")
-        self.pressure = pressure
+    def __init__(self, pressure: float = 100.0, decay: float = 0.97) -> None:
+        for name, value, least, most in (("pressure", pressure, 1, float("inf")), ("decay", decay, 0, 1)):
+            if isinstance(value, bool) or not isinstance(value, Real) or not least <= value <= most or isinf(value):
+                expected = f"a number of at least {least}" if isinf(most) else f"a number from {least} to {most}"
+                raise ValueError(f"Expected argument `{name}` to be {expected} but got {value!r}.")
+        self._pressure, self._decay = pressure, decay
 
-    def weights(self, losses: Array, index: GroupIndex) -> Array:
+    def weights(self, losses: Array, index: GroupIndex, update: int) -> Array:
         """Return the weights of the samples by the ranks of their losses."""
+        pressure = max(1.0, self._pressure * self._decay**update)
         known = np.where(np.isnan(losses), np.inf, losses)
         order = np.lexsort((-known, index.cells))  # cell by cell, largest loss first
         cells = index.cells[order]
         rank = np.arange(len(order)) - index.edges[cells]
         weights = np.empty(len(order))
-        weights[order] = np.exp(-np.log(self.pressure) * rank / np.diff(index.edges)[cells])
+        weights[order] = pressure ** (-rank / np.diff(index.edges)[cells])
         return weights
 
 
@@ -84,13 +90,13 @@ class ImportanceSampling:
         cells = torch.from_numpy(self._index.cells[samples].astype(np.int64))
         self._recent.add(self._loss(logits, cells), torch.tensor(samples).to(logits.device, non_blocking=True))
 
-    def weights(self) -> Array:
+    def weights(self, update: int) -> Array:
         """Return the weights of all samples, from what all processes know by now."""
         with self._recent.sync_context():
             recent = (self._recent.sums / self._recent.counts).view(-1).cpu()
         self._known = torch.where(recent.isnan(), self._known, recent)
         self._recent.reset()
-        return self._importance.weights(self._known.numpy().copy(), self._index)
+        return self._importance.weights(self._known.numpy().copy(), self._index, update)
 
     def state_dict(self, *, alone: bool) -> dict[str, Any]:
         """Return what is known; called on all processes, unless the others are gone and this one is `alone`."""

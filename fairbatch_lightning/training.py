@@ -213,7 +213,7 @@ class FairTraining:
         gaps = self.controller.update(signal)
         self._sampler.shares = self.controller.shares
         if self._importance is not None:
-            self._sampler.weights = self._importance.weights()
+            self._sampler.weights = self._importance.weights(self.run.num_updates)
         epoch = trainer.current_epoch if epoch is None else epoch
         record = UpdateRecord(epoch, trainer.global_step, losses, gaps, before, self.controller.shares)
         self.history.append(record)

@@ -134,17 +134,26 @@ class TestLossRank:
         index = GroupIndex.from_values(labels, groups)
         losses = np.random.default_rng(1).random(len(labels))
         losses[::7] = np.nan
-        weights = LossRank(pressure=50).weights(losses, index)
+        weights = LossRank(pressure=100, decay=0.5).weights(losses, index, update=1)
         for cell in range(6):
             members = [sample for sample in range(len(labels)) if labels[sample] * 3 + groups[sample] == cell]
             ranked = sorted(members, key=lambda sample: -np.inf if np.isnan(losses[sample]) else -losses[sample])
             expected = {sample: 50 ** (-rank / len(members)) for rank, sample in enumerate(ranked)}
             assert weights[members] == pytest.approx([expected[sample] for sample in members])
 
-    @pytest.mark.parametrize("pressure", [0.5, float("inf"), "high", True])
+    def test_in_the_end_all_samples_are_alike(self):
+        index = GroupIndex.from_values(*data())
+        assert (LossRank(decay=0.9).weights(np.arange(600.0), index, update=50) == 1).all()
+
+    @pytest.mark.parametrize("pressure", [0.5, float("inf"), float("nan"), "high", True])
     def test_bad_pressure_is_refused(self, pressure):
-        with pytest.raises(ValueError, match="pressure"):
+        with pytest.raises(ValueError, match="`pressure` to be a number of at least 1 but got"):
             LossRank(pressure)
+
+    @pytest.mark.parametrize("decay", [-0.1, 1.1])
+    def test_bad_decay_is_refused(self, decay):
+        with pytest.raises(ValueError, match="`decay` to be a number from 0 to 1 but got"):
+            LossRank(decay=decay)
 
 
 class Recorded(Importance):
@@ -153,7 +162,8 @@ class Recorded(Importance):
     def __init__(self):
         self.losses = []
 
-    def weights(self, losses, index):
+    def weights(self, losses, index, update):
+        assert update == len(self.losses)
         self.losses.append(losses)
         return np.where(np.isnan(losses), 1.0, losses)
 
@@ -227,7 +237,7 @@ class TestTraining:
 
     def test_bad_weights_of_an_own_importance_are_refused(self):
         class Wrong(Importance):
-            def weights(self, losses, index):
+            def weights(self, losses, index, update):
                 return losses[:3]
 
         with pytest.raises(ValueError, match="one per sample"):
