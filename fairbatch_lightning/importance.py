@@ -37,9 +37,9 @@ class Importance(ABC):
 class LossRank(Importance):
     r"""Draws samples with large losses more often, by their rank (Loshchilov and Hutter, 2016).
 
-    Of the n samples of a cell, the one with the i-th largest loss (from 0) gets the weight `pressure ** (-i / n)`. Those
-    that have not been trained on yet count as the largest. The pressure falls with every update until all samples are
-    drawn equally often: it speeds up the beginning, but in the end the model would fit the hard samples.
+    Of the n samples of a cell, the one with the i-th largest loss (from 0) gets the weight `pressure ** (-i / n)`.
+    Those that have not been trained on yet count as the largest. The pressure falls with every update until all samples
+    are drawn equally often: it speeds up the beginning, but in the end the model would fit the hard samples.
 
     Args:
         pressure: How much more often the sample with the largest loss is drawn at first than that with the smallest.
