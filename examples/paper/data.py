@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))  # for this and all that import it: the examples next to it
 from synthetic import generate, load
 
 Table = tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]

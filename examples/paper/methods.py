@@ -1,0 +1,220 @@
+"""The paper's methods on logistic regression: callbacks of a Trainer, and two that train many models in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+from data import Problem
+from synthetic import LogisticRegression
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from fairbatch_lightning import FairBatch
+from fairbatch_lightning.baselines import (
+    AdversarialDebiasing,
+    Boosting,
+    Cutting,
+    FairDRO,
+    FairnessConstraints,
+    GroupDRO,
+    Reweighing,
+)
+from fairbatch_lightning.disparities import group_confusion
+
+GROUPS = 2  # the position of z in a sample
+
+
+class WeightedRegression(LogisticRegression):
+    """Logistic regression whose samples may come with a weight each, behind (x, y, z)."""
+
+    def __init__(self, num_features: int, lr: float) -> None:
+        super().__init__(num_features)
+        self.lr = lr
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        x, y, _, *weights = batch
+        return functional.binary_cross_entropy_with_logits(self(x), y.float(), *weights)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
+@dataclass
+class Trained:
+    """What a method has found."""
+
+    logits: Callable[[Tensor], Tensor]
+    epochs: int
+    """Over all models that were trained."""
+    seconds: float
+    weights: list[Any]
+    """Shares of the groups over the updates, or weights of the cells over the models."""
+
+
+def fit(problem: Problem, callbacks: list[L.Callback], seed: int, weights: Tensor | None = None) -> WeightedRegression:
+    """Train one model."""
+    L.seed_everything(seed, verbose=False)
+    model = WeightedRegression(problem.num_features, problem.lr)
+    data = problem.train if weights is None else TensorDataset(*problem.train.tensors, weights)
+    trainer = L.Trainer(
+        max_epochs=problem.epochs,
+        callbacks=callbacks,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, DataLoader(data, problem.batch_size, shuffle=True))
+    return model.eval().requires_grad_(False)
+
+
+def with_callback(new: Callable[..., L.Callback]) -> Callable[..., Trained]:
+    """Return a method that is one line."""
+
+    def train(problem: Problem, criterion: str, seed: int, **settings: Any) -> Trained:
+        callback = new(criterion, groups=GROUPS, seed=seed, **settings)
+        start = time.perf_counter()
+        model = fit(problem, [callback], seed)
+        shares = [record.shares_after.tolist() for record in getattr(callback, "history", [])]
+        return Trained(model, problem.epochs, time.perf_counter() - start, shares)
+
+    return train
+
+
+def plain(problem: Problem, criterion: str, seed: int) -> Trained:
+    """Train as everybody does."""
+    start = time.perf_counter()
+    model = fit(problem, [], seed)
+    return Trained(model, problem.epochs, time.perf_counter() - start, [])
+
+
+def rates(logits: Tensor, problem: Problem) -> Tensor:
+    """Return P(yhat=1 | y, z) on the training set, `(2, 2)`, and in a third row P(yhat=1 | z)."""
+    _, y, z = problem.train.tensors
+    confusion = group_confusion((logits > 0).long(), y, z, num_labels=2, num_groups=2).double()  # (Z, Y, Yhat)
+    of_labels = (confusion[:, :, 1] / confusion.sum(2)).T
+    overall = confusion[:, :, 1].sum(1) / confusion.sum((1, 2))
+    return torch.cat([of_labels, overall.unsqueeze(0)])
+
+
+def bias_weights(multipliers: Tensor, criterion: str) -> Tensor:
+    """Return the weights of the cells `(Y, Z)` for multipliers of the same shape (Jiang and Nachum, 2020).
+
+    >>> bias_weights(torch.zeros(2, 2), "equalized_odds").tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    if criterion == "demographic_parity":
+        multipliers = torch.stack([-multipliers[1], multipliers[1]])
+    return 2 * torch.sigmoid(multipliers)
+
+
+def violations(found: Tensor, criterion: str) -> Tensor:
+    """Return by how much each group is better off than the mean of the groups, `(Y, Z)`, for rates as of `rates`."""
+    if criterion == "demographic_parity":
+        better = torch.stack([torch.zeros(2), found[2]])
+    else:
+        better = torch.stack([1 - found[0] if criterion == "equalized_odds" else torch.zeros(2), found[1]])
+    return better - better.mean(1, keepdim=True)
+
+
+def label_bias_correction(
+    problem: Problem, criterion: str, seed: int, *, rounds: int = 10, step: float = 1.0
+) -> Trained:
+    """LBC: train a whole model, change the weights of the cells by how unfair it is, and again."""
+    start, multipliers, history = time.perf_counter(), torch.zeros(2, 2), []
+    x, y, z = problem.train.tensors
+    for _ in range(rounds):
+        weights = bias_weights(multipliers, criterion)
+        history.append(weights.tolist())
+        model = fit(problem, [], seed, weights[y, z])
+        multipliers = multipliers - step * violations(rates(model(x), problem), criterion).float()
+    return Trained(model, rounds * problem.epochs, time.perf_counter() - start, history)
+
+
+def fairness_costs(found: Tensor, y: Tensor, z: Tensor, criterion: str, tolerance: float) -> Tensor:
+    """Return how much more a sample counts because its cell is worse off, `(N,)` (Iosifidis and Ntoutsi, 2019).
+
+    With "equalized_odds" that is the difference of the groups' true positive rates for positives of the group with the
+    lower one, and of the true negative rates likewise; with "equal_opportunity" only the former; with
+    "demographic_parity" the difference of the rates of positive predictions for positives (the FairBatch paper, B.3).
+    """
+    costs = torch.zeros(2, 2)
+    rows = {"equalized_odds": [(0, 1 - found[0]), (1, found[1])], "equal_opportunity": [(1, found[1])]}
+    for label, rate in rows.get(criterion, [(1, found[2])]):
+        gap = float(rate.max() - rate.min())
+        if gap > tolerance:
+            costs[label, int(rate.argmin())] = gap
+    return costs[y, z]
+
+
+def adafair(problem: Problem, criterion: str, seed: int, *, rounds: int = 30, tolerance: float = 0.0) -> Trained:
+    """AdaFair: boosting, in which samples of a group that the ensemble so far treats worse count more as well."""
+    start, history = time.perf_counter(), []
+    x, y, z = problem.train.tensors
+    weights = torch.full((len(y),), 1 / len(y))
+    models: list[tuple[float, WeightedRegression]] = []
+
+    def ensemble(samples: Tensor) -> Tensor:
+        return sum(vote * torch.sign(model(samples)) for vote, model in models)
+
+    for number in range(rounds):
+        history.append(torch.zeros(4).index_add(0, 2 * y + z, weights).view(2, 2).tolist())
+        model = fit(problem, [], seed + 1000 * number, weights * len(y))
+        logits = model(x)
+        wrong = (logits > 0).long() != y
+        error = float(weights[wrong].sum().clamp(1e-6, 1 - 1e-6))
+        vote = 0.5 * float(torch.log(torch.tensor((1 - error) / error)))
+        if vote <= 0 and models:
+            break  # no better than a guess by these weights: the ensemble would only get worse
+        models.append((vote, model))
+        confidence = (2 * torch.sigmoid(logits) - 1).abs()
+        costs = fairness_costs(rates(ensemble(x), problem), y, z, criterion, tolerance)
+        weights = weights * torch.exp(vote * confidence * wrong) * torch.where(wrong, 1 + costs, 1)
+        weights = weights / weights.sum()
+    return Trained(ensemble, len(models) * problem.epochs, time.perf_counter() - start, history)
+
+
+def independent(criterion: str, **settings: Any) -> Reweighing:
+    """Return reweighing, which is the same for all criteria."""
+    return Reweighing(**settings)
+
+
+def robust(criterion: str, **settings: Any) -> GroupDRO:
+    """Return GroupDRO, which is the same for all criteria."""
+    return GroupDRO(**settings)
+
+
+def classwise(criterion: str, **settings: Any) -> FairDRO:
+    """Return FairDRO, which is the same for all criteria."""
+    return FairDRO(**settings)
+
+
+METHODS: dict[str, Callable[..., Trained]] = {
+    "LR": plain,
+    "Cutting": with_callback(Cutting),
+    "Boosting": with_callback(Boosting),
+    "RW": with_callback(independent),
+    "LBC": label_bias_correction,
+    "FC": with_callback(FairnessConstraints),
+    "AD": with_callback(AdversarialDebiasing),
+    "AdaFair": adafair,
+    "GroupDRO": with_callback(robust),
+    "FairDRO": with_callback(classwise),
+    "FairBatch": with_callback(FairBatch),
+}
+CANDIDATES: dict[str, list[dict[str, Any]]] = {
+    "LBC": [{"step": step} for step in (1.0, 4.0)],
+    "FC": [{"weight": weight} for weight in (0.1, 0.3, 1.0, 3.0)],
+    "AD": [{"weight": weight} for weight in (0.1, 0.3, 1.0)],
+    "GroupDRO": [{"step_size": size} for size in (0.001, 0.01, 0.1)],
+    "FairDRO": [{"radius": radius} for radius in (0.05, 0.2, 0.5)],
+    "FairBatch": [{"alpha": alpha} for alpha in (0.0005, 0.001, 0.005, 0.01, 0.05)],
+}
+"""The settings to choose from by cross-validation; methods that are not here have none."""

@@ -1,0 +1,131 @@
+"""Run the paper's comparison of methods on synthetic data, COMPAS and Adult, and write its tables.
+
+    python examples/paper/run.py --data DIRECTORY
+
+`data.py` says which files the directory holds. Settings of methods are chosen by cross-validation on the training set
+of the first seed, and recorded. Every run leaves a file in --output, and is not repeated when the script is started
+again; several processes can share out the work by --problems, --criteria and --methods. At the end it writes, of all
+that is there, `tables.md` and one CSV file per table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from data import Problem, problem  # isort: skip - first: it tells where the other examples are
+from cross_validation import choose, folds
+from methods import CANDIDATES, METHODS, Trained
+from synthetic import DISPARITIES, quiet
+from tables import write_tables
+from torch import Tensor
+from torch.utils.data import TensorDataset
+from tqdm.auto import tqdm
+
+from fairbatch_lightning.disparities import group_confusion
+
+SAME_FOR_ALL = ("LR", "RW")
+"""Methods that train the same model whatever the criterion is."""
+
+
+class Run(NamedTuple):
+    """One model."""
+
+    problem: str
+    criterion: str
+    method: str
+    seed: int
+
+    def file(self, folder: Path) -> Path:
+        return folder / f"{'_'.join(map(str, self))}.json"
+
+
+def wanted(args: argparse.Namespace) -> Iterator[Run]:
+    """Yield all runs that were asked for, seeds last, so that tables fill up evenly."""
+    for seed in range(args.seeds):
+        for name in args.problems:
+            for method in args.methods:
+                for criterion in args.criteria if method not in SAME_FOR_ALL else ["any"]:
+                    if method != "FairDRO" or criterion == "equalized_odds":
+                        yield Run(name, criterion, method, seed)
+
+
+def confusion_of(trained: Trained, data: TensorDataset) -> Tensor:
+    """Return the counts of predictions on some data, `(Z, Y, Yhat)`."""
+    x, y, z = data.tensors
+    with torch.no_grad():
+        return group_confusion((trained.logits(x) > 0).long(), y, z, num_labels=2, num_groups=2)
+
+
+def scores(confusion: Tensor, criterion: str) -> tuple[float, float]:
+    """Return accuracy and disparity."""
+    right = confusion.diagonal(dim1=1, dim2=2).sum() / confusion.sum()
+    return float(right), float(DISPARITIES[criterion](confusion))
+
+
+def chosen_setting(args: argparse.Namespace, run: Run, given: Problem) -> dict[str, Any]:
+    """Return the setting for a method, by cross-validation on a training set; its results are kept in a file."""
+    candidates = CANDIDATES.get(run.method, [{}])
+    if len(candidates) == 1:
+        return candidates[0]
+    file = args.output / f"{'_'.join(run[:3])}_choice.json"
+    if not file.exists():
+        found: dict[int, list[tuple[float, float]]] = {number: [] for number in range(len(candidates))}
+        for rest, part in folds(len(given.train), args.folds):
+            inner, held_out = (TensorDataset(*given.train[samples]) for samples in (rest, part))
+            for number, setting in enumerate(candidates):
+                trained = METHODS[run.method](replace(given, train=inner), run.criterion, 0, **setting)
+                found[number].append(scores(confusion_of(trained, held_out), run.criterion))
+        save(file, {"candidates": candidates, "folds": list(found.values()), "chosen": candidates[choose(found)]})
+    return json.loads(file.read_text())["chosen"]
+
+
+def save(file: Path, content: Any) -> None:
+    """Write a file all at once: a run that is stopped leaves none."""
+    part = file.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(content))
+    os.replace(part, file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="the directory with the data")
+    parser.add_argument("--output", type=Path, default=Path("paper_results"), help="directory for results")
+    problems = ["synthetic", "compas", "adult"]
+    parser.add_argument("--problems", nargs="+", default=problems, choices=problems)
+    parser.add_argument("--criteria", nargs="+", default=list(DISPARITIES), choices=list(DISPARITIES))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=10, help="how many seeds")
+    parser.add_argument("--folds", type=int, default=3, help="of the cross-validation")
+    parser.add_argument("--epochs", type=int, help="of every model; default: 400, 300 and 400")
+    args = parser.parse_args()
+    quiet()
+    args.output.mkdir(parents=True, exist_ok=True)
+
+    @cache
+    def load(name: str, seed: int) -> Problem:
+        loaded = problem(name, args.data, seed)
+        return loaded if args.epochs is None else replace(loaded, epochs=args.epochs)
+
+    progress = tqdm(list(wanted(args)))
+    for run in progress:
+        progress.set_description(" ".join(map(str, run)))
+        if not run.file(args.output).exists():
+            setting = chosen_setting(args, run, load(run.problem, 0))
+            given = load(run.problem, run.seed)
+            trained = METHODS[run.method](given, run.criterion, run.seed, **setting)
+            result = {"setting": setting, "confusion": confusion_of(trained, given.test).tolist()}
+            save(run.file(args.output), {**result, "epochs": trained.epochs, "seconds": trained.seconds})
+    print(write_tables(args.output))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The paper's comparison: data as it was published, methods that are no callbacks, and the tables."""
+
+import csv
+import importlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import processes
+import pytest
+import torch
+
+PAPER = Path(__file__).parent.parent / "examples" / "paper"
+
+
+@pytest.fixture(autouse=True)
+def modules(monkeypatch):
+    """Let the example's modules be imported, and forget them afterwards: their names are common ones."""
+    monkeypatch.syspath_prepend(PAPER)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name in ("data", "methods", "tables", "run", "synthetic", "cross_validation"):
+            del sys.modules[name]
+
+
+def module(name):
+    return importlib.import_module(name)
+
+
+COMPAS = """\
+id,sex,age_cat,race,priors_count,days_b_screening_arrest,c_charge_degree,is_recid,score_text,two_year_recid
+1,Male,25 - 45,African-American,0,-1,F,0,Low,0
+2,Female,Less than 25,Caucasian,2,30,M,1,High,1
+3,Male,Greater than 45,Caucasian,4,0,F,1,Low,1
+4,Male,25 - 45,Other,0,-1,F,0,Low,0
+5,Male,25 - 45,Caucasian,0,31,F,0,Low,0
+6,Male,25 - 45,Caucasian,0,,F,0,Low,0
+7,Male,25 - 45,Caucasian,0,0,O,0,Low,0
+8,Male,25 - 45,Caucasian,0,0,F,-1,Low,0
+9,Male,25 - 45,Caucasian,0,0,F,0,N/A,0
+"""
+ADULT = """\
+39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, Cuba, <=50K
+50, Private, 83311, HS-grad, 9, Divorced, Sales, Husband, Black, Female, 0, 0, 13, United-States, >50K
+38, ?, 1, HS-grad, 9, Divorced, ?, Husband, White, Male, 0, 0, 40, United-States, >50K
+30, Private, 2, HS-grad, 9, Divorced, Sales, Husband, Other, Male, 0, 0, 40, Peru, >50K
+
+"""
+ADULT_TEST = """\
+|1x3 Cross validator
+25, Private, 226802, 11th, 7, Never-married, Sales, Own-child, Black, Male, 0, 0, 40, United-States, >50K.
+"""
+
+
+class TestData:
+    def test_compas(self, tmp_path):
+        (tmp_path / "compas-scores-two-years.csv").write_text(COMPAS)
+        x, y, z, names = module("data").compas(tmp_path)
+        assert y.tolist() == [0, 1, 1]
+        assert z.tolist() == [0, 1, 0]
+        second = dict(zip(names, x[1].tolist(), strict=True))
+        assert {name for name, value in second.items() if value} == {
+            "sex",
+            "race",
+            "age_cat=Less than 25",
+            "priors_count=1 to 3",
+            "c_charge_degree=M",
+        }
+
+    def test_adult(self, tmp_path):
+        """Rows with missing values and of other races are left out; the latter's values have columns all the same."""
+        (tmp_path / "raw").mkdir()
+        (tmp_path / "raw" / "adult.data").write_text(ADULT)
+        (tmp_path / "raw" / "adult.test").write_text(ADULT_TEST)
+        x, y, z, names = module("data").adult(tmp_path)
+        assert y.tolist() == [1, 0, 1]
+        assert z.tolist() == [1, 1, 0]
+        first = dict(zip(names, x[0].tolist(), strict=True))
+        assert (first["age"], first["hours-per-week"], first["race"], first["education=11th"]) == (25, 40, 0, 1)
+        assert "native-country=Peru" in names
+        assert "fnlwgt" not in names
+
+    def test_missing_files(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"(?s)no adult.test in .*archive.ics.uci.edu"):
+            module("data").problem("adult", tmp_path, 0)
+        with pytest.raises(FileNotFoundError, match="Give the directory"):
+            module("data").problem("compas", None, 0)
+
+    def test_split_is_by_the_seed_and_scaled_by_the_training_set(self):
+        random = np.random.default_rng(0)
+        x = np.column_stack([random.normal(5, 3, 100), np.ones(100)])
+        table = x, random.integers(2, size=100), random.integers(2, size=100), ["a", "b"]
+        train, test = module("data").split(table, 0)
+        assert (len(train), len(test)) == (80, 20)
+        torch.testing.assert_close(train.tensors[0].mean(0), torch.zeros(2), atol=1e-5, rtol=0)
+        assert train.tensors[0][:, 0].std(correction=0) == pytest.approx(1, abs=1e-5)
+        again, other = (module("data").split(table, seed)[0].tensors[0] for seed in (0, 1))
+        assert torch.equal(again, train.tensors[0])
+        assert not torch.equal(other, train.tensors[0])
+
+
+RATES = torch.tensor([[0.1, 0.3], [0.9, 0.6], [0.5, 0.4]])  # P(yhat=1 | y, z), and P(yhat=1 | z)
+
+
+class TestMethods:
+    def test_rates_are_those_of_counting(self):
+        problem = module("data").problem("synthetic", None, 0)
+        _, y, z = problem.train.tensors
+        logits = torch.randn(2000, generator=torch.Generator().manual_seed(0))
+        found = module("methods").rates(logits, problem)
+        for group in (0, 1):
+            for label in (0, 1):
+                expected = (logits[(y == label) & (z == group)] > 0).double().mean()
+                assert found[label, group] == pytest.approx(float(expected))
+            assert found[2, group] == pytest.approx(float((logits[z == group] > 0).double().mean()))
+
+    def test_violations(self):
+        violations = module("methods").violations
+        for criterion, expected in {
+            "equal_opportunity": [[0, 0], [0.15, -0.15]],
+            "equalized_odds": [[0.1, -0.1], [0.15, -0.15]],
+            "demographic_parity": [[0, 0], [0.05, -0.05]],
+        }.items():
+            torch.testing.assert_close(violations(RATES, criterion), torch.tensor(expected, dtype=torch.float32))
+
+    def test_bias_weights_move_away_from_the_group_that_is_better_off(self):
+        methods = module("methods")
+        for criterion in ("equal_opportunity", "equalized_odds", "demographic_parity"):
+            weights = methods.bias_weights(-methods.violations(RATES, criterion), criterion)
+            assert weights[1, 0] < 1 < weights[1, 1]
+            if criterion == "demographic_parity":
+                torch.testing.assert_close(weights.sum(0), torch.full((2,), 2.0))
+            if criterion == "equal_opportunity":
+                assert weights[0].tolist() == [1, 1]
+
+    def test_fairness_costs(self):
+        y, z = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
+        costs = module("methods").fairness_costs
+        for criterion, expected in {
+            "equal_opportunity": [0, 0, 0, 0.3],
+            "equalized_odds": [0, 0.2, 0, 0.3],
+            "demographic_parity": [0, 0, 0, 0.1],
+        }.items():
+            torch.testing.assert_close(costs(RATES, y, z, criterion, 0.0), torch.tensor(expected))
+        assert not costs(RATES, y, z, "equal_opportunity", 0.4).any()
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("method", ["LBC", "AdaFair", "FC", "AD", "FairBatch"])
+    def test_methods_lower_the_disparity(self, method):
+        """On generated data, with a larger learning rate than the paper's, to be done in a few seconds."""
+        methods, synthetic = module("methods"), module("synthetic")
+        problem = replace(module("data").problem("synthetic", None, 0), epochs=20, lr=0.01)
+        settings = {"LBC": {"rounds": 4, "step": 4.0}, "AdaFair": {"rounds": 12}, "FairBatch": {"alpha": 0.05}}
+        plain = methods.plain(problem, "equal_opportunity", 0)
+        fair = methods.METHODS[method](problem, "equal_opportunity", 0, **settings.get(method, {}))
+        before, after = (synthetic.evaluate(found.logits, problem.test) for found in (plain, fair))
+        assert after["EO"] < (0.9 if method == "AdaFair" else 0.75) * before["EO"]  # which needs many more rounds
+        assert after["accuracy"] > before["accuracy"] - 0.08
+
+
+@pytest.mark.slow
+def test_tables_are_written_and_nothing_is_trained_twice(tmp_path):
+    options = ["--problems", "synthetic", "--criteria", "equalized_odds", "--epochs", 1, "--seeds", 2, "--folds", 2]
+    methods = ["--methods", "LR", "Cutting", "LBC", "FairDRO", "FairBatch"]
+    run = [PAPER / "run.py", *options, *methods, "--output", tmp_path / "out"]
+    first = processes.run_script(*run, output=tmp_path / "first")
+    assert first.returncode == 0, first.stderr[-3000:]
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*_[0-9].json")}
+    assert len(files) == 10
+    again = processes.run_script(*run, output=tmp_path / "again")
+    assert again.stdout == first.stdout
+    assert all(path.stat().st_mtime_ns == time for path, time in files.items())
+    choice = json.loads((tmp_path / "out" / "synthetic_equalized_odds_FairBatch_choice.json").read_text())
+    assert choice["chosen"] in choice["candidates"]
+    with (tmp_path / "out" / "equalized_odds.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert rows["FairBatch"]["paper"] == ".856 / .038 / 400"
+    assert rows["LBC"]["epochs"] == "10"
+    assert rows["LR"]["synthetic: accuracy"].count("±") == 1
