@@ -134,6 +134,10 @@ class FairBatchSampler(Sampler[list[int]]):
         """Return the samples of the batch that was delivered first of those not taken yet, if any."""
         return self._delivered.popleft() if self._delivered else None
 
+    def delivered(self) -> list[int] | None:
+        """Return the same without taking it."""
+        return self._delivered[0] if self._delivered else None
+
     def forget(self) -> None:
         """Forget batches that were delivered but not taken. The next pass will be the one that is trained on."""
         self._delivered.clear()
@@ -169,6 +173,11 @@ def replace_train_loader(trainer: Any, change: Callable[[Any], Any]) -> Callable
     request = source.dataloader
     source.dataloader = lambda: change(request())
     return lambda: vars(source).pop("dataloader", None)
+
+
+def fetches_itself(trainer: Any) -> bool:
+    """Return whether `training_step` takes `dataloader_iter`, and with it as many batches as it likes."""
+    return type(trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher"
 
 
 def stop_workers(loader: DataLoader[Any]) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler
 from fairbatch_lightning.controller import natural_shares
 from fairbatch_lightning.draws import Array, EpochDraws
 from fairbatch_lightning.groups import GroupIndex
-from fairbatch_lightning.passes import Pass, Plan
+from fairbatch_lightning.passes import Pass, Plan, check_shares, check_weights
 from fairbatch_lightning.values import check_at_least
 
 _DRAWS_AT_ONCE = 2**16
@@ -111,10 +111,9 @@ class FairSampler(DistributedSampler[int]):
         self._shares = natural_shares(index.counts)
         self._weights: Array | None = None
         self._pass = self._new_pass(0)
+        self.weights = weights
         if shares is not None:
             self.shares = shares
-        if weights is not None:
-            self.weights = weights
 
     def _new_pass(self, epoch: int) -> Pass:
         return Pass(epoch, [Plan(0, self._shares, self._weights)])
@@ -132,7 +131,7 @@ class FairSampler(DistributedSampler[int]):
     @shares.setter
     def shares(self, shares: Tensor) -> None:
         shares = torch.as_tensor(shares, dtype=torch.float64, device="cpu").clone()
-        _check_shares(shares, self.index)
+        check_shares(shares, self.index)
         self._shares = shares
         self._pass.follow(shares, self._weights)
 
@@ -145,7 +144,7 @@ class FairSampler(DistributedSampler[int]):
     def weights(self, weights: Any) -> None:
         if weights is not None:
             weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu").numpy().copy()
-            _check_weights(weights, self.index)
+        check_weights(weights, self.index)
         self._weights = weights
         self._pass.follow(self._shares, weights)
 
@@ -237,8 +236,10 @@ class FairSampler(DistributedSampler[int]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken. With batches of another size, continue at the next epoch."""
-        _check_shares(state["shares"], self.index)
+        check_shares(state["shares"], self.index)
         saved = Pass.from_state(state)
+        for plan in saved.plans:
+            check_weights(plan.weights, self.index)
         self._shares, self._weights = state["shares"].clone(), saved.plans[-1].weights
         self._pass = saved if self.fits(state) else self._new_pass(saved.epoch + 1)
 
@@ -272,29 +273,3 @@ def _num_batches(epoch_size: int, batch_size: int, num_replicas: int, drop_last:
             f" a batch of {batch_size}. Use a smaller batch size or drop_last=False."
         )
     return num_batches
-
-
-def _check_weights(weights: Array, index: GroupIndex) -> None:
-    if weights.shape != (len(index),):
-        raise ValueError(f"Expected `weights` of shape ({len(index)},), one per sample, but got {weights.shape}.")
-    if not np.isfinite(weights).all() or (weights < 0).any():
-        raise ValueError("Expected `weights` to be numbers of at least 0 but got some below 0, infinite or NaN.")
-    totals = np.bincount(index.cells, weights, index.counts.numel()).reshape(index.shape)
-    if (without := (torch.from_numpy(totals) == 0) & (index.counts > 0)).any():
-        raise ValueError(
-            f"Expected some of the `weights` to be above 0 in every cell but got none in {index.cell_names(without)}."
-        )
-
-
-def _check_shares(shares: Tensor, index: GroupIndex) -> None:
-    if tuple(shares.shape) != index.shape:
-        raise ValueError(f"Expected `shares` of shape {index.shape} (labels, groups) but got {tuple(shares.shape)}.")
-    if (
-        not torch.isfinite(shares).all()
-        or (shares < 0).any()
-        or not torch.allclose(shares.sum(1), torch.ones(len(shares), dtype=shares.dtype), atol=1e-6)
-    ):
-        raise ValueError(f"Expected every row of `shares` to hold numbers from 0 to 1 that sum to 1 but got {shares}.")
-    if (shares[index.counts == 0] > 0).any():
-        empty = index.cell_names((index.counts == 0) & (shares > 0))
-        raise ValueError(f"Expected share 0 for cells without samples but got more for {empty}.")

@@ -65,7 +65,8 @@ class Settings:
         self._check_criterion()
         self.per_sample_loss()
         self._check_estimate()
-        if not (self.importance is None or isinstance(self.importance, Importance) or self.importance in IMPORTANCES):
+        named = isinstance(self.importance, str) and self.importance in IMPORTANCES
+        if not (self.importance is None or named or isinstance(self.importance, Importance)):
             raise ValueError(
                 f"Expected argument `importance` to be None, one of {list(IMPORTANCES)} or an Importance object but got"
                 f" {self.importance!r}."
@@ -89,7 +90,7 @@ class Settings:
         if isinstance(self.criterion, Criterion):
             return self.criterion
         compares_all = self.criterion == "equalized_odds"
-        return CRITERIA[self.criterion](0 if compares_all else self._positive_row(index))
+        return CRITERIA[self.criterion](0 if compares_all else positive_row(index, self.positive_label))
 
     def new_controller(self, index: GroupIndex) -> ShareController:
         """Return a controller that starts at ordinary sampling of the data."""
@@ -109,7 +110,8 @@ class Settings:
         """Return what weighs the samples of a cell in one fit, if anything does; errors alone tell too little."""
         if self.importance is None:
             return None
-        chosen = IMPORTANCES[self.importance]() if isinstance(self.importance, str) else self.importance
+        given = self.importance
+        chosen = IMPORTANCES[given]() if isinstance(given, str) else copy.deepcopy(given)
         return ImportanceSampling(chosen, index, resolve_loss(None if self.loss == "error" else self.loss))
 
     def _check_estimate(self) -> None:
@@ -121,7 +123,7 @@ class Settings:
         validation = self.estimate == "validation" or isinstance(self.estimate, ValidationEstimate)
         if validation and self.update_every != "epoch":
             raise ValueError(
-                'Expected argument `update_every` to be left out with estimate="validation", which updates the shares'
+                'Expected argument `update_every` to be "epoch" with estimate="validation", which updates the shares'
                 f" after every validation, but got {self.update_every!r}. Use Trainer(val_check_interval=...)."
             )
 
@@ -140,11 +142,13 @@ class Settings:
                 f" {self.criterion}."
             )
 
-    def _positive_row(self, index: GroupIndex) -> int:
-        try:
-            return index.row_of(self.positive_label)
-        except ValueError as error:
-            raise ValueError(
-                f"Expected argument `positive_label` to be one of the data's labels {list(index.label_values)} but got"
-                f" {self.positive_label!r}."
-            ) from error
+
+def positive_row(index: GroupIndex, positive_label: int | str) -> int:
+    """Return the row of the positive label."""
+    try:
+        return index.row_of(positive_label)
+    except ValueError as error:
+        raise ValueError(
+            f"Expected argument `positive_label` to be one of the data's labels {list(index.label_values)} but got"
+            f" {positive_label!r}."
+        ) from error

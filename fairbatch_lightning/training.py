@@ -19,7 +19,7 @@ from fairbatch_lightning.estimate import TrainingRun
 from fairbatch_lightning.evaluation import needs_whole_step, no_logits, returned_logits
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.history import UpdateRecord
-from fairbatch_lightning.loaders import FairBatchSampler, TrainLoader, with_batches
+from fairbatch_lightning.loaders import FairBatchSampler, TrainLoader, fetches_itself, with_batches
 from fairbatch_lightning.losses import SampleLoss
 from fairbatch_lightning.metrics import GroupLoss
 from fairbatch_lightning.sampler import FairSampler
@@ -97,9 +97,10 @@ class FairTraining:
         self.run = replace(self.run, loader=loader, index=index, sample_loss=sample_loss)
         before, self._sampler = self._sampler, self._new_sampler()
         self._batches = FairBatchSampler(self._sampler)
-        self._sampler.weights = before.weights if same_samples else None
         if not before.started:  # a place in the epoch that was restored, but not yet gone on from
-            self._sampler.load_state_dict(before.state_dict())
+            self._sampler.load_state_dict({**before.state_dict(), **({} if same_samples else {"weights": None})})
+        elif same_samples:
+            self._sampler.weights = before.weights
 
     def fair_loader(self) -> Any:
         """Return what Lightning was about to train on, with fair batches."""
@@ -121,7 +122,7 @@ class FairTraining:
 
     def before_batch(self) -> None:
         """Keep the logits of a training batch if the estimate wants them, and those of the first for a check."""
-        if self._fetches_itself:  # at the last batch it may have fetched more than the one that it trained on
+        if fetches_itself(self.run.trainer):  # at the last batch it may have fetched more than it trained on
             self._batches.forget()
         first = not self.logits_seen and not self.run.is_compiled  # there it would have everything compiled twice
         if first or self._watches_training:
@@ -148,11 +149,6 @@ class FairTraining:
     def end_epoch(self) -> None:
         """Forget a batch that Lightning has fetched in vain, next to a loader without a length."""
         self._batches.forget()
-
-    @property
-    def _fetches_itself(self) -> bool:
-        """Whether `training_step` takes `dataloader_iter`, and with it as many batches as it likes."""
-        return type(self.run.trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher"
 
     def _check_logits(self, outputs: Any, logits: Tensor | None, samples: list[int]) -> None:
         """After the first training batch: see that its logits were found, or that the step returned them."""

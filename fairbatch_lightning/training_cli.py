@@ -99,7 +99,8 @@ def run(arguments: Sequence[str]) -> None:
 
 def _loggers(folder: str) -> list[Logger]:
     """Return the loggers: for `fairbatch report`, and for TensorBoard if it is there."""
-    folder = str(Path(folder).absolute())  # checkpoints remember it, and may be resumed elsewhere
+    if "://" not in folder:  # checkpoints remember it, and may be resumed elsewhere
+        folder = str(Path(folder).absolute())
     csv = CSVLogger(folder, "csv")
     return [csv, TensorBoardLogger(folder, "tensorboard")] if find_spec("tensorboard") else [csv]
 

@@ -45,6 +45,7 @@ WITH_LIGHTNING = [
     "training",
     "callback",
     "baselines.base",
+    "baselines.loss_changing",
     "baselines.resampling",
     "baselines.reweighing",
     "baselines.robust",

@@ -1,14 +1,18 @@
 """What FairBatch is compared with."""
 
+import functools
+import itertools
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from helpers import Toy, ToyModule, loader, resume, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler, Subset, default_collate
 
-from fairbatch_lightning import FairBatch
+from fairbatch_lightning import FairBatch, FairBatchWarning, FairSampler
 from fairbatch_lightning.baselines import (
     AdversarialDebiasing,
     Boosting,
@@ -16,9 +20,12 @@ from fairbatch_lightning.baselines import (
     FairDRO,
     FairnessConstraints,
     GroupDRO,
+    Resampling,
     Reweighing,
 )
+from fairbatch_lightning.baselines.base import Baseline
 from fairbatch_lightning.baselines.constraints import covariances, log_odds
+from fairbatch_lightning.baselines.loss_changing import LossChanging
 from fairbatch_lightning.baselines.resampling import evened
 from fairbatch_lightning.baselines.robust import worst_shares
 from fairbatch_lightning.groups import GroupIndex
@@ -143,9 +150,19 @@ class TestCutting:
         ):
             trainer(Cutting(groups="group")).fit(ToyModule(), [loader(), loader()])
 
+    def test_demographic_parity_has_no_positive_label_here(self):
+        toy = Toy()
+        toy.targets = toy.targets * 2
+        cutting = Cutting("demographic_parity", groups="group")
+        trainer(cutting, max_epochs=1).fit(ToyModule(num_labels=3), loader(toy))
+        assert len(set(cutting.counts.sum(0).tolist())) == 1
+        with pytest.raises(ValueError, match=r"`positive_label` to be one of the data's labels \[0, 2\] but got 1"):
+            trainer(Cutting("equal_opportunity", groups="group")).fit(ToyModule(num_labels=3), loader(toy))
+
     def test_bad_input(self):
-        with pytest.raises(ValueError, match=r"one of .*equalized_odds.* but got 'fair'"):
-            Cutting("fair")
+        for criterion in ("fair", ["race"]):
+            with pytest.raises(ValueError, match=r"one of .*equalized_odds.* but got .*(fair|race)"):
+                Cutting(criterion)
         with pytest.raises(ValueError, match="Found no groups in Toy"):
             trainer(Cutting(groups="rce")).fit(ToyModule(), loader())
 
@@ -160,7 +177,7 @@ METHODS = {
     "cutting": lambda **settings: Cutting(groups="group", **settings),
     "boosting": lambda **settings: Boosting(groups="group", **settings),
     "reweighing": lambda **settings: Reweighing(groups="group", **settings),
-    "resampling": lambda **settings: Reweighing(by="sampling", groups="group", **settings),
+    "resampling": lambda **settings: Resampling(groups="group", **settings),
     "group dro": lambda **settings: GroupDRO(groups="group", step_size=0.5, **settings),
     "fair dro": lambda **settings: FairDRO(groups="group", alpha=0.5, **settings),
     "constraints": lambda **settings: FairnessConstraints(groups="group", **settings),
@@ -186,10 +203,77 @@ class TestEveryMethod:
 
     @pytest.mark.parametrize("method", METHODS)
     def test_changes_the_model(self, method):
+        """Compared with a baseline that changes nothing, and so trains on the same order of samples."""
         plain, fair = ToyModule(), ToyModule()
-        trainer(max_epochs=1).fit(plain, loader())
+        trainer(Baseline(groups="group"), max_epochs=1).fit(plain, loader())
         trainer(METHODS[method](), max_epochs=1).fit(fair, loader())
-        assert not torch.equal(plain.net.weight, fair.net.weight)
+        assert not torch.allclose(plain.net.weight, fair.net.weight, atol=1e-4)
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_resumes_where_loaders_are_made_twice(self, method, tmp_path):
+        """A learning rate schedule that asks how long the training is has the first loader replaced by another."""
+
+        class Scheduled(ToyModule):
+            def configure_optimizers(self):
+                assert self.trainer.estimated_stepping_batches > 17
+                return super().configure_optimizers()
+
+        options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+        whole, first, second = Scheduled(), Scheduled(), Scheduled()
+        new, keep = METHODS[method], ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=17, save_top_k=-1)
+        trainer(new(), **options).fit(whole, loader(batch_size=10))
+        trainer(new(), keep, **options, enable_checkpointing=True).fit(first, loader(batch_size=10))
+        resume(trainer(new(), **options), second, loader(batch_size=10), tmp_path / "step=17.ckpt")
+        assert second.batches == whole.batches[17:]
+        assert torch.equal(second.net.weight, whole.net.weight)
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_training_goes_on_in_another_fit(self, method):
+        """Of the same Trainer, with more epochs, as if there had been one."""
+        whole, parts = ToyModule(), ToyModule()
+        trainer(METHODS[method](), max_epochs=3).fit(whole, loader())
+        run = trainer(METHODS[method](), max_epochs=2)
+        run.fit(parts, loader())
+        run.fit_loop.max_epochs = 3
+        run.fit(parts, loader())
+        assert parts.batches == whole.batches
+        torch.testing.assert_close(parts.net.weight, whole.net.weight)
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_other_cells_in_a_reloaded_training_set(self, method):
+        class Shrinks(ToyModule):
+            def train_dataloader(self):
+                kept = range(240) if self.current_epoch == 0 else [i for i in range(240) if Toy().group_ids[i] < 2]
+                return loader(Subset(Toy(), list(kept)))
+
+        with pytest.raises(ValueError, match="the reloaded training set to have samples in the cells"):
+            trainer(METHODS[method](), reload_dataloaders_every_n_epochs=1).fit(Shrinks())
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_overfitting_on_purpose(self, method):
+        run = trainer(METHODS[method](), overfit_batches=2, max_epochs=1)
+        with pytest.warns(FairBatchWarning, match="stays inactive"):
+            run.fit(ToyModule(), loader())
+        assert run.global_step == 2
+
+    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
+    def test_precision(self, method, precision):
+        run = trainer(METHODS[method](), precision=precision, max_epochs=1)
+        run.fit(ToyModule(), loader())
+        assert run.global_step > 5
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_can_be_pickled_after_a_fit(self, method):
+        callback = METHODS[method]()
+        trainer(callback, max_epochs=1).fit(ToyModule(), loader())
+        assert torch.equal(pickle.loads(pickle.dumps(callback)).counts, callback.counts)
+
+    def test_epochs_have_the_length_of_the_users_sampler(self):
+        sampler = RandomSampler(range(240), replacement=True, num_samples=1000)
+        run = trainer(Reweighing(groups="group"), max_epochs=1)
+        run.fit(ToyModule(), DataLoader(Toy(), batch_size=20, sampler=sampler))
+        assert run.global_step == 50
 
     @pytest.mark.parametrize("method", METHODS)
     def test_leaves_no_trace(self, method):
@@ -227,6 +311,120 @@ class TestEveryMethod:
             trainer(METHODS[method]()).fit(Hidden(), loader())
         run = trainer(METHODS[method](logits="net"), max_epochs=1)
         run.fit(Hidden(), loader())
+        assert run.global_step == 12
+
+    @pytest.mark.parametrize("kind", ["steps take the loader", "a batch is left out", "validation uses the step"])
+    def test_losses_are_those_of_the_batch(self, kind):
+        """However Lightning comes by its batches: the cells are those of the samples that are trained on."""
+        toy, seen = Toy(), []
+
+        class Checked(LossChanging):
+            def loss_term(self, logits, losses, cells):
+                seen.append((losses.detach(), cells))
+                return 0 * losses.mean()
+
+        class Module(ToyModule):
+            def __init__(self):
+                super().__init__()
+                self.expected = []
+
+            def loss(self, batch):
+                x, y, index = batch
+                logits = self(x)
+                if self.training:
+                    self.batches.append(index.tolist())
+                    losses = functional.cross_entropy(logits, y, reduction="none")
+                    self.expected.append((losses.detach(), y * 3 + toy.group_ids[index]))
+                return functional.cross_entropy(logits, y)
+
+            def training_step(self, batch, batch_idx):
+                return self.loss(batch)
+
+        class TakesLoader(Module):
+            def training_step(self, dataloader_iter):
+                batch, _, _ = next(dataloader_iter)
+                return self.loss(batch)
+
+        class Validates(Module):
+            def validation_step(self, batch, batch_idx):
+                self.training_step(batch, batch_idx)
+
+        numbers = itertools.count()
+
+        def leave_out(samples):
+            return None if next(numbers) == 2 else default_collate(samples)
+
+        module = {"steps take the loader": TakesLoader, "validation uses the step": Validates}.get(kind, Module)()
+        collate = leave_out if kind == "a batch is left out" else None
+        options = {"val_check_interval": 2} if kind == "validation uses the step" else {}
+        held_out = DataLoader(Toy(40), batch_size=20) if options else None
+        trainer(Checked(groups="group"), max_epochs=2, **options).fit(module, loader(toy, collate_fn=collate), held_out)
+        assert len(seen) == len(module.expected) > 10
+        for (losses, cells), (expected, own) in zip(seen, module.expected, strict=True):
+            assert torch.equal(cells, own)
+            torch.testing.assert_close(losses, expected)
+
+    @pytest.mark.parametrize("method", CHANGE_LOSS)
+    def test_returned_logits_come_before_those_of_the_module(self, method):
+        class Features(ToyModule):
+            def __init__(self):
+                super().__init__()
+                self.first = torch.nn.Linear(4, 4)
+
+            def forward(self, x):
+                return self.first(x)
+
+            def training_step(self, batch, batch_idx):
+                logits = self.net(self(batch[0]))
+                return {"loss": functional.cross_entropy(logits, batch[1]), "logits": logits}
+
+        class Direct(Features):
+            def forward(self, x):
+                return self.net(self.first(x))
+
+            def training_step(self, batch, batch_idx):
+                return functional.cross_entropy(self(batch[0]), batch[1])
+
+        modules = [Features(), Direct()]
+        for module in modules:
+            trainer(METHODS[method](), max_epochs=1).fit(module, loader())
+        torch.testing.assert_close(modules[0].net.weight, modules[1].net.weight)
+
+    @pytest.mark.parametrize("method", CHANGE_LOSS)
+    def test_logits_without_a_gradient(self, method):
+        class Detached(ToyModule):
+            def training_step(self, batch, batch_idx):
+                logits = self.net(batch[0])
+                return {"loss": functional.cross_entropy(logits, batch[1]), "logits": logits.detach()}
+
+        with pytest.raises(RuntimeError, match="gradient is lost"):
+            trainer(METHODS[method]()).fit(Detached(), loader())
+        with pytest.raises(RuntimeError, match="`loss` that can be differentiated"):
+            trainer(METHODS[method](loss="error")).fit(ToyModule(), loader())
+
+    @pytest.mark.parametrize("method", CHANGE_LOSS)
+    def test_submodules_that_are_built_late_and_steps_that_are_wrapped(self, method):
+        def wrapped(step):
+            @functools.wraps(step)
+            def inner(self, *arguments):
+                return step(self, *arguments)
+
+            return inner
+
+        class Late(ToyModule):
+            def __init__(self):
+                super().__init__()
+                self.net = None
+
+            def configure_model(self):
+                self.net = torch.nn.Linear(4, 2)
+
+            @wrapped
+            def training_step(self, batch):
+                return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        run = trainer(METHODS[method](logits="net"), max_epochs=1)
+        run.fit(Late(), loader())
         assert run.global_step == 12
 
     @pytest.mark.parametrize("method", CHANGE_LOSS)
@@ -280,15 +478,11 @@ class TestReweighing:
 
     def test_sampling_makes_labels_and_groups_independent(self):
         toy, module = Toy(), ToyModule()
-        trainer(Reweighing(by="sampling", groups="group"), max_epochs=5).fit(module, loader(toy))
+        trainer(Resampling(groups="group"), max_epochs=5).fit(module, loader(toy))
         drawn = trained_on(module)
         table = torch.bincount(toy.targets[drawn] * 3 + toy.group_ids[drawn], minlength=6).view(2, 3) / len(drawn)
         expected = torch.bincount(toy.targets)[:, None] / 240 * torch.bincount(toy.group_ids) / 240
         torch.testing.assert_close(table, expected, atol=0.01, rtol=0)
-
-    def test_bad_input(self):
-        with pytest.raises(ValueError, match="`by` to be one of"):
-            Reweighing(by="magic", groups="group")
 
 
 class TestBoosting:
@@ -325,6 +519,22 @@ class TestGroupDRO:
 
         module.replay(robust)
         torch.testing.assert_close(callback.weights.flatten(), weights)
+
+    def test_rare_cells_count_like_others(self):
+        """Of four cells with constant losses a rare one is the worst: it gets the largest weight."""
+        callback = GroupDRO(groups="group", step_size=0.01)
+        counts = [100, 48, 48, 4]
+        index = GroupIndex.from_values(np.repeat([0, 0, 1, 1], counts), np.repeat([0, 1, 0, 1], counts))
+        callback.start(index, 20)
+        sampler = FairSampler.from_index(index, 20)
+        losses = torch.tensor([1.0, 1.0, 1.0, 3.0])
+        for _ in range(20):
+            for batch in sampler.batches():
+                cells = torch.from_numpy(index.cells[batch].astype(np.int64))
+                callback.loss_term(None, losses[cells], cells)
+        assert callback.weights.flatten().argmax() == 3
+        expected = torch.softmax(0.01 * 200 * losses, 0)
+        torch.testing.assert_close(callback.weights.flatten(), expected, atol=0.05, rtol=0.05)
 
     def test_bad_input(self):
         with pytest.raises(ValueError, match="step_size"):
@@ -465,7 +675,7 @@ class TestAdversarialDebiasing:
             found.append((module.net.weight, torch.rand(1)))
         torch.testing.assert_close(*found)
 
-    def test_a_batch_without_positives_changes_nothing(self):
+    def test_the_adversary_learns_nothing_from_a_batch_without_positives(self):
         class Few(Toy):
             def __init__(self):
                 super().__init__(60)
@@ -473,9 +683,20 @@ class TestAdversarialDebiasing:
                 self.targets[:2] = 1
                 self.group = ["a", "b"] * 30
 
-        run = trainer(AdversarialDebiasing("equal_opportunity", groups="group"), max_epochs=1)
-        run.fit(ToyModule(), loader(Few(), batch_size=5))
-        assert run.global_step == 12
+        changes = []
+
+        class Watch(AdversarialDebiasing):
+            def on_train_batch_end(self, run, module, outputs, batch, batch_idx):
+                before = [weight.clone() for weight in self.adversary.parameters()]
+                super().on_train_batch_end(run, module, outputs, batch, batch_idx)
+                same = all(torch.equal(*pair) for pair in zip(before, self.adversary.parameters(), strict=True))
+                changes.append((bool((batch[1] == 1).any()), not same))
+
+        callback = Watch("equal_opportunity", groups="group", lr=0.1)
+        trainer(callback, max_epochs=3).fit(ToyModule(), loader(Few(), batch_size=5))
+        assert len(changes) == 36
+        assert all(positives == changed for positives, changed in changes)
+        assert {positives for positives, _ in changes} == {True, False}
 
     @pytest.mark.parametrize("settings", [{"weight": -1}, {"lr": 0}])
     def test_bad_input(self, settings):

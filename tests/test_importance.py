@@ -119,6 +119,12 @@ class TestSampler:
             FairSampler(*data(), 20, weights=weights)
         assert message in str(error.value)
 
+    def test_a_state_with_weights_of_other_samples_is_refused(self):
+        labels, groups = data()
+        state = FairSampler(labels, groups, 20, weights=some_weights(len(labels))).state_dict()
+        with pytest.raises(ValueError, match="one per sample"):
+            FairSampler(*data(500), 20).load_state_dict(state)
+
     def test_takes_tensors(self):
         labels, groups = data()
         weights = torch.tensor(some_weights(len(labels)))
@@ -156,39 +162,36 @@ class TestLossRank:
             LossRank(decay=decay)
 
 
-class Recorded(Importance):
-    """Weights that depend on the losses in a simple way; keeps what it was shown."""
+def recorded(shown):
+    """Return weights that depend on the losses in a simple way, and add to a list what they are shown."""
 
-    def __init__(self):
-        self.losses = []
+    class Recorded(Importance):
+        def weights(self, losses, index, update):
+            assert update == len(shown)
+            shown.append(losses)
+            return np.where(np.isnan(losses), 1.0, losses)
 
-    def weights(self, losses, index, update):
-        assert update == len(self.losses)
-        self.losses.append(losses)
-        return np.where(np.isnan(losses), 1.0, losses)
+    return Recorded()
 
 
 class TestTraining:
     def test_losses_are_those_of_the_trained_samples(self):
         """With a model that does not change, the losses are known, and all samples have been met once."""
-        importance = Recorded()
-        module = ToyModule(lr=0.0)
-        dataset = Toy()
-        run = trainer(FairBatch(groups="group", importance=importance), max_epochs=2)
+        shown, module, dataset = [], ToyModule(lr=0.0), Toy()
+        run = trainer(FairBatch(groups="group", importance=recorded(shown)), max_epochs=2)
         run.fit(module, loader(dataset))
         expected = functional.cross_entropy(module(dataset.x), dataset.targets, reduction="none")
-        assert len(importance.losses) == 2
-        torch.testing.assert_close(torch.tensor(importance.losses[0]), expected.detach())
+        assert len(shown) == 2
+        torch.testing.assert_close(torch.tensor(shown[0]), expected.detach())
         drawn = np.bincount(np.concatenate(module.batches[12:]), minlength=240)
-        assert np.corrcoef(drawn, importance.losses[0])[0, 1] > 0.6
+        assert np.corrcoef(drawn, shown[0])[0, 1] > 0.6
 
     def test_demographic_parity_ranks_by_the_samples_own_labels(self):
-        importance = Recorded()
-        module, dataset = ToyModule(lr=0.0), Toy()
-        run = trainer(FairBatch("demographic_parity", groups="group", importance=importance), max_epochs=1)
+        shown, module, dataset = [], ToyModule(lr=0.0), Toy()
+        run = trainer(FairBatch("demographic_parity", groups="group", importance=recorded(shown)), max_epochs=1)
         run.fit(module, loader(dataset))
         expected = functional.cross_entropy(module(dataset.x), dataset.targets, reduction="none")
-        torch.testing.assert_close(torch.tensor(importance.losses[0]), expected.detach())
+        torch.testing.assert_close(torch.tensor(shown[0]), expected.detach())
 
     @pytest.mark.parametrize("estimate", ["online", "sampled", "exact"])
     def test_estimates_are_not_misled(self, estimate):
@@ -232,8 +235,9 @@ class TestTraining:
         assert len(set(np.concatenate(anew.batches[12:24]))) < 240
 
     def test_bad_argument_is_refused(self):
-        with pytest.raises(ValueError, match="`importance` to be None, one of"):
-            FairBatch(groups="group", importance="gradient")
+        for importance in ("gradient", ["loss"]):
+            with pytest.raises(ValueError, match="`importance` to be None, one of"):
+                FairBatch(groups="group", importance=importance)
 
     def test_bad_weights_of_an_own_importance_are_refused(self):
         class Wrong(Importance):

@@ -96,32 +96,36 @@ def plain(problem: Problem, criterion: str, seed: int) -> Trained:
 
 
 def rates(logits: Tensor, problem: Problem) -> Tensor:
-    """Return P(yhat=1 | y, z) on the training set, `(2, 2)`, and in a third row P(yhat=1 | z)."""
+    """Return the rates of positive predictions on the training set, `(3, 3)`.
+
+    Rows: among samples of label 0, of label 1, and among all; columns: of group 0, of group 1, and of both.
+    """
     _, y, z = problem.train.tensors
     confusion = group_confusion((logits > 0).long(), y, z, num_labels=2, num_groups=2).double()  # (Z, Y, Yhat)
-    of_labels = (confusion[:, :, 1] / confusion.sum(2)).T
-    overall = confusion[:, :, 1].sum(1) / confusion.sum((1, 2))
-    return torch.cat([of_labels, overall.unsqueeze(0)])
+    confusion = torch.cat([confusion, confusion.sum(0, keepdim=True)])
+    confusion = torch.cat([confusion, confusion.sum(1, keepdim=True)], 1)
+    return (confusion[:, :, 1] / confusion.sum(2)).T
 
 
 def bias_weights(multipliers: Tensor, criterion: str) -> Tensor:
     """Return the weights of the cells `(Y, Z)` for multipliers of the same shape (Jiang and Nachum, 2020).
 
+    For equalized odds every label has multipliers of its own; else the positive label's tell both labels' weights.
+
     >>> bias_weights(torch.zeros(2, 2), "equalized_odds").tolist()
     [[1.0, 1.0], [1.0, 1.0]]
     """
-    if criterion == "demographic_parity":
+    if criterion != "equalized_odds":
         multipliers = torch.stack([-multipliers[1], multipliers[1]])
     return 2 * torch.sigmoid(multipliers)
 
 
 def violations(found: Tensor, criterion: str) -> Tensor:
-    """Return by how much each group is better off than the mean of the groups, `(Y, Z)`, for rates as of `rates`."""
+    """Return by how much each group is better off than all together, `(Y, Z)`, for rates as of `rates`."""
+    better = found[:, :2] - found[:, 2:]
     if criterion == "demographic_parity":
-        better = torch.stack([torch.zeros(2), found[2]])
-    else:
-        better = torch.stack([1 - found[0] if criterion == "equalized_odds" else torch.zeros(2), found[1]])
-    return better - better.mean(1, keepdim=True)
+        return torch.stack([torch.zeros_like(better[2]), better[2]])
+    return torch.stack([-better[0] if criterion == "equalized_odds" else torch.zeros_like(better[0]), better[1]])
 
 
 def label_bias_correction(
@@ -145,7 +149,7 @@ def fairness_costs(found: Tensor, y: Tensor, z: Tensor, criterion: str, toleranc
     lower one, and of the true negative rates likewise; with "equal_opportunity" only the former; with
     "demographic_parity" the difference of the rates of positive predictions for positives (the FairBatch paper, B.3).
     """
-    costs = torch.zeros(2, 2)
+    costs, found = torch.zeros(2, 2), found[:, :2]
     rows = {"equalized_odds": [(0, 1 - found[0]), (1, found[1])], "equal_opportunity": [(1, found[1])]}
     for label, rate in rows.get(criterion, [(1, found[2])]):
         gap = float(rate.max() - rate.min())
@@ -178,7 +182,7 @@ def adafair(problem: Problem, criterion: str, seed: int, *, rounds: int = 30, to
         costs = fairness_costs(rates(ensemble(x), problem), y, z, criterion, tolerance)
         weights = weights * torch.exp(vote * confidence * wrong) * torch.where(wrong, 1 + costs, 1)
         weights = weights / weights.sum()
-    return Trained(ensemble, len(models) * problem.epochs, time.perf_counter() - start, history)
+    return Trained(ensemble, len(history) * problem.epochs, time.perf_counter() - start, history)
 
 
 def independent(criterion: str, **settings: Any) -> Reweighing:

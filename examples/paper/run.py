@@ -3,9 +3,11 @@
     python examples/paper/run.py --data DIRECTORY
 
 `data.py` says which files the directory holds. Settings of methods are chosen by cross-validation on the training set
-of the first seed, and recorded. Every run leaves a file in --output, and is not repeated when the script is started
-again; several processes can share out the work by --problems, --criteria and --methods. At the end it writes, of all
-that is there, `tables.md` and one CSV file per table.
+of the first seed, for all seeds, and recorded. (Of COMPAS and Adult, other seeds' test sets share samples with it.)
+
+Every run leaves a file in --output, and is not repeated when the script is started again; several processes can share
+out the work by --problems, --criteria and --methods. At the end it writes, of all that is there, `tables.md` and one
+CSV file per table.
 """
 
 from __future__ import annotations
@@ -84,8 +86,17 @@ def chosen_setting(args: argparse.Namespace, run: Run, given: Problem) -> dict[s
             for number, setting in enumerate(candidates):
                 trained = METHODS[run.method](replace(given, train=inner), run.criterion, 0, **setting)
                 found[number].append(scores(confusion_of(trained, held_out), run.criterion))
-        save(file, {"candidates": candidates, "folds": list(found.values()), "chosen": candidates[choose(found)]})
-    return json.loads(file.read_text())["chosen"]
+        chosen = candidates[choose(found)]
+        save(file, {"candidates": candidates, "folds": list(found.values()), "chosen": chosen, "epochs": given.epochs})
+    kept = json.loads(file.read_text())
+    check_epochs(file, kept["epochs"], given.epochs)
+    return kept["chosen"]
+
+
+def check_epochs(file: Path, found: int, wanted: int) -> None:
+    """Refuse to mix results of trainings of different lengths."""
+    if found != wanted:
+        raise SystemExit(f"{file} is of models of {found} epochs, not {wanted}. Choose another --output.")
 
 
 def save(file: Path, content: Any) -> None:
@@ -118,12 +129,15 @@ def main() -> None:
     progress = tqdm(list(wanted(args)))
     for run in progress:
         progress.set_description(" ".join(map(str, run)))
-        if not run.file(args.output).exists():
+        file, given = run.file(args.output), load(run.problem, run.seed)
+        if file.exists():
+            check_epochs(file, json.loads(file.read_text())["epochs_of_a_model"], given.epochs)
+        else:
             setting = chosen_setting(args, run, load(run.problem, 0))
-            given = load(run.problem, run.seed)
             trained = METHODS[run.method](given, run.criterion, run.seed, **setting)
             result = {"setting": setting, "confusion": confusion_of(trained, given.test).tolist()}
-            save(run.file(args.output), {**result, "epochs": trained.epochs, "seconds": trained.seconds})
+            result |= {"seed": run.seed, "epochs_of_a_model": given.epochs, "epochs": trained.epochs}
+            save(file, {**result, "seconds": trained.seconds})
     print(write_tables(args.output))
 
 

@@ -109,8 +109,9 @@ def times(results: Results) -> list[list[str]]:
     for method in METHODS[1:]:
         row = [method]
         for place, name in enumerate(PROBLEMS):
-            found, base = (results.get((name, "equal_opportunity", one), []) for one in (method, "LR"))
-            pairs = list(zip(found, base, strict=False))
+            plain = {result["seed"]: result for result in results.get((name, "equal_opportunity", "LR"), [])}
+            found = results.get((name, "equal_opportunity", method), [])
+            pairs = [(result, plain[result["seed"]]) for result in found if result["seed"] in plain]
             totals = [one["seconds"] / other["seconds"] for one, other in pairs]
             epochs = [
                 ratio * other["epochs"] / one["epochs"] for ratio, (one, other) in zip(totals, pairs, strict=True)

@@ -3,7 +3,7 @@
 from fairbatch_lightning.baselines.adversarial import AdversarialDebiasing
 from fairbatch_lightning.baselines.constraints import FairnessConstraints
 from fairbatch_lightning.baselines.resampling import Boosting, Cutting
-from fairbatch_lightning.baselines.reweighing import Reweighing
+from fairbatch_lightning.baselines.reweighing import Resampling, Reweighing
 from fairbatch_lightning.baselines.robust import FairDRO, GroupDRO
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "FairDRO",
     "FairnessConstraints",
     "GroupDRO",
+    "Resampling",
     "Reweighing",
 ]

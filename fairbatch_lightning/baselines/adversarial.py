@@ -9,14 +9,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fairbatch_lightning.baselines.base import Baseline, world_size, world_sum
+from fairbatch_lightning._random import preserved_rng
+from fairbatch_lightning.baselines.base import ForCriterion
+from fairbatch_lightning.baselines.loss_changing import LossChanging, world_size, world_sum
 from fairbatch_lightning.groups import GroupIndex
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 
-class AdversarialDebiasing(Baseline):
+class AdversarialDebiasing(ForCriterion, LossChanging):
     r"""Trains the model against an adversary that guesses the group from its logits (Zhang et al., 2018).
 
         Trainer(callbacks=[AdversarialDebiasing("equalized_odds", groups="race", weight=1.0)])
@@ -40,8 +42,6 @@ class AdversarialDebiasing(Baseline):
             seed.
     """
 
-    changes_loss = True
-
     def __init__(
         self,
         criterion: str = "equalized_odds",
@@ -63,10 +63,11 @@ class AdversarialDebiasing(Baseline):
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
         self._earlier: dict[str, Any] | None = None
 
-    def start(self, index: GroupIndex) -> None:
+    def start(self, index: GroupIndex, batch_size: int) -> None:
         """Begin with a new adversary, once the number of logits is known."""
         self.adversary = self._optimizer = self._seen = self._earlier = None
         self._shape = index.shape
+        self._positive = self.positive(index) if self.criterion == "equal_opportunity" else None
 
     def loss_term(self, logits: Tensor, losses: Tensor, cells: Tensor) -> Tensor:
         """Return the adversary's loss, negated; the adversary itself learns after the batch."""
@@ -74,17 +75,21 @@ class AdversarialDebiasing(Baseline):
         if self.adversary is None:
             self._new_adversary(seen)
         adversary: Any = self.adversary
-        number = world_sum(torch.tensor(float(len(groups)), device=seen.device)).clamp(min=1)
+        number = world_sum(torch.tensor(float(len(groups)), device=seen.device))
         self._seen = seen.detach(), groups, number
         fixed = {name: value.detach() for name, value in adversary.named_parameters()}
         guesses = functional_call(adversary, fixed, (seen,))
-        return -self._weight * world_size() * functional.cross_entropy(guesses, groups, reduction="sum") / number
+        loss = functional.cross_entropy(guesses, groups, reduction="sum") / number.clamp(min=1)
+        return -self._weight * world_size() * loss
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
         """Let the adversary learn from the batch."""
+        super().on_train_batch_end(trainer, pl_module, *others)
         if self._seen is None or self.adversary is None or self._optimizer is None:
             return
         (seen, groups, number), self._seen = self._seen, None
+        if self.criterion == "equal_opportunity" and not number:  # nobody's group is to be guessed
+            return
         self._optimizer.zero_grad()
         loss = functional.cross_entropy(self.adversary(seen), groups, reduction="sum") / number
         loss.backward()  # type: ignore[no-untyped-call]
@@ -100,14 +105,13 @@ class AdversarialDebiasing(Baseline):
         if self.criterion == "equalized_odds":
             output = torch.cat([output, functional.one_hot(rows, num_labels).to(output)], 1)
         if self.criterion == "equal_opportunity":
-            return output[rows == self.positive], groups[rows == self.positive]
+            return output[rows == self._positive], groups[rows == self._positive]
         return output, groups
 
     def _new_adversary(self, seen: Tensor) -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed)
+        with preserved_rng(self._seed):
             layers = nn.Linear(seen.shape[1], self._hidden), nn.ReLU(), nn.Linear(self._hidden, self._shape[1])
-        self.adversary = nn.Sequential(*layers).to(seen.device)
+        self.adversary = nn.Sequential(*layers).to(seen)
         self._optimizer = torch.optim.Adam(self.adversary.parameters(), self._lr)
         if self._earlier is not None:
             self.adversary.load_state_dict(self._earlier["weights"])

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairbatch_lightning.baselines.base import Baseline
+from fairbatch_lightning.baselines.base import ForCriterion
+from fairbatch_lightning.baselines.loss_changing import LossChanging
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.losses import SampleLoss, is_binary
 
@@ -35,7 +36,7 @@ def covariances(values: Tensor, groups: Tensor, num_groups: int) -> Tensor:
     return ((member - member.mean(0)) * values.unsqueeze(1)).mean(0)
 
 
-class FairnessConstraints(Baseline):
+class FairnessConstraints(ForCriterion, LossChanging):
     r"""Adds a penalty for decisions that go together with the group (Zafar et al., 2017).
 
         Trainer(callbacks=[FairnessConstraints("demographic_parity", groups="race", weight=1.0)])
@@ -58,28 +59,29 @@ class FairnessConstraints(Baseline):
             seed.
     """
 
-    changes_loss = True
-
     def __init__(self, criterion: str = "equalized_odds", *, weight: float = 1.0, **arguments: Any) -> None:
         if not weight >= 0:
             raise ValueError(f"Expected argument `weight` to be a number of at least 0 but got {weight!r}.")
         super().__init__(criterion, **arguments)
         self._weight = weight
 
-    def start(self, index: GroupIndex) -> None:
+    def start(self, index: GroupIndex, batch_size: int) -> None:
         """Know what the decisions are about: the positive label, or each sample's own."""
-        decides = self.positive if self.criterion == "demographic_parity" else None
-        self._decision = SampleLoss(index, self._loss, decides)
-        self._shape = index.shape
+        positive = None if self.criterion == "equalized_odds" else self.positive(index)
+        self._decision = SampleLoss(index, self._loss, positive if self.criterion == "demographic_parity" else None)
+        self._compared = range(index.shape[0]) if positive is None else [positive]
+        self._num_groups = index.shape[1]
 
     def loss_term(self, logits: Tensor, losses: Tensor, cells: Tensor) -> Tensor:
         """Return the penalty."""
-        num_labels, num_groups = self._shape
-        rows, groups = cells // num_groups, cells % num_groups
+        rows, groups = cells // self._num_groups, cells % self._num_groups
         values = log_odds(logits, self._decision.classes(logits, cells))
         if self.criterion == "demographic_parity":
-            return self._weight * covariances(values, groups, num_groups).abs().sum()
-        compared = range(num_labels) if self.positive is None else [self.positive]
-        present = [rows == row for row in compared if (rows == row).any()]
-        parts = [covariances(values[row].clamp(max=0), groups[row], num_groups).abs().sum() for row in present]
-        return self._weight * sum(parts, losses.new_zeros(()))
+            return self._weight * covariances(values, groups, self._num_groups).abs().sum()
+        penalty = losses.new_zeros(())
+        for row in self._compared:
+            among = rows == row
+            if among.any():
+                wrong = values[among].clamp(max=0)
+                penalty = penalty + covariances(wrong, groups[among], self._num_groups).abs().sum()
+        return self._weight * penalty

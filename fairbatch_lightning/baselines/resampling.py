@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fairbatch_lightning.baselines.base import Baseline
+from fairbatch_lightning.baselines.base import ForCriterion
 from fairbatch_lightning.draws import Array
 from fairbatch_lightning.groups import GroupIndex
 
 
-class Cutting(Baseline):
+class Cutting(ForCriterion):
     """Trains on as many samples of every group as the smallest group has; the paper's "Cutting" (section 4).
 
         Trainer(callbacks=[Cutting(groups="race")])
@@ -21,10 +21,11 @@ class Cutting(Baseline):
 
     def samples(self, index: GroupIndex) -> Array:
         """Return the samples that are left."""
-        return evened(index, self.criterion, self.positive, np.random.default_rng(self._seed))
+        positive = self.positive(index) if self.criterion == "equal_opportunity" else None
+        return evened(index, self.criterion, positive, np.random.default_rng(self._seed))
 
 
-class Boosting(Baseline):
+class Boosting(ForCriterion):
     """Repeats samples until every group is as large as the largest; the paper's "Boosting" (section 4).
 
         Trainer(callbacks=[Boosting(groups="race")])
@@ -35,7 +36,8 @@ class Boosting(Baseline):
 
     def samples(self, index: GroupIndex) -> Array:
         """Return all samples, some of them several times."""
-        return evened(index, self.criterion, self.positive, np.random.default_rng(self._seed), to_largest=True)
+        positive = self.positive(index) if self.criterion == "equal_opportunity" else None
+        return evened(index, self.criterion, positive, np.random.default_rng(self._seed), to_largest=True)
 
 
 def evened(

@@ -9,29 +9,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairbatch_lightning.baselines.base import Baseline, world_size, world_sum
+from fairbatch_lightning.baselines.loss_changing import LossChanging, world_size, world_sum
 from fairbatch_lightning.callback import FairBatch
 from fairbatch_lightning.columns import Source
 from fairbatch_lightning.controller import Alpha, ShareController
 from fairbatch_lightning.criteria import row_gaps
+from fairbatch_lightning.estimate import Estimate
 from fairbatch_lightning.groups import GroupIndex
+from fairbatch_lightning.losses import PerSampleLoss
 from fairbatch_lightning.settings import Settings
 
 
-class GroupDRO(Baseline):
-    r"""Minimises the loss of the worst cell (Sagawa et al., 2020, Algorithm 1).
+class GroupDRO(LossChanging):
+    r"""Minimises the loss of the worst cell (Sagawa et al., 2020).
 
         Trainer(callbacks=[GroupDRO(groups="race")])
 
-    The loss of a batch becomes `sum of q[y, z] * L[y, z]` with the mean losses L of its cells. Before that every q
-    is multiplied by `exp(step_size * L)`, and all of them are scaled to sum to 1. They are equal at the start.
+    The loss of a batch becomes the sum of `q[y, z] * L[y, z] / P[y, z]` over its cells, with their mean losses L and
+    the probability P that a batch has samples of the cell. Before that every q is multiplied by
+    `exp(step_size * L / P)`, and all of them are scaled to sum to 1. They are equal at the start. In that paper's
+    Algorithm 1 each step draws one cell, all of them equally often; dividing by P makes them count alike on average
+    here as well.
 
     Args:
         step_size: How fast the weights follow the losses.
         arguments: As for [`FairBatch`][fairbatch_lightning.FairBatch]: groups, labels, loss, logits, loader, seed.
     """
-
-    changes_loss = True
 
     def __init__(self, *, step_size: float = 0.01, **arguments: Any) -> None:
         if not step_size > 0:
@@ -41,10 +44,12 @@ class GroupDRO(Baseline):
         self.weights: Tensor | None = None
         """The weights q of the cells `(Y, Z)`, which sum to 1; None before the training data is known."""
 
-    def start(self, index: GroupIndex) -> None:
+    def start(self, index: GroupIndex, batch_size: int) -> None:
         """Begin with equal weights."""
         present = (index.counts > 0).float()
         self.weights = present / present.sum()
+        expected = index.counts.flatten() * batch_size / len(index)
+        self._probability = expected.clamp(min=1e-12, max=1)  # a batch has the expected number, rounded up or down
 
     def loss_term(self, logits: Tensor, losses: Tensor, cells: Tensor) -> Tensor:
         """Return what makes the mean of the losses the weighted sum of the cells' means."""
@@ -52,9 +57,10 @@ class GroupDRO(Baseline):
         empty = losses.new_zeros(weights.numel())
         sums = empty.index_add(0, cells, losses)
         counts = world_sum(empty.index_add(0, cells, torch.ones_like(losses))).clamp(min=1)
-        grown = weights.flatten() * torch.exp(self._step_size * world_sum(sums.detach()) / counts)
+        scale = 1 / (counts * self._probability.to(losses))
+        grown = weights.flatten() * torch.exp(self._step_size * world_sum(sums.detach()) * scale)
         self.weights = (grown / grown.sum()).view_as(weights)
-        return world_size() * (self.weights.flatten() * sums / counts).sum() - losses.mean()
+        return world_size() * (self.weights.flatten() * sums * scale).sum() - losses.mean()
 
     def learnt(self) -> dict[str, Any]:
         """Return the weights."""
@@ -132,24 +138,54 @@ class FairDRO(FairBatch):
         Trainer(callbacks=[FairDRO(groups="race", alpha=lambda update: 1 - update / epochs)])
 
     For each label the shares of the groups are equal at the start, and move after every epoch by `alpha` towards those
-    within the chi-squared `radius` of equal ones for which the label's loss is largest. That paper weighs losses; here
-    samples are drawn by the shares, which amounts to the same on average. It is for equalized odds.
+    within the chi-squared `radius` of equal ones for which the label's loss is largest. It is for equalized odds.
 
+    That paper weighs losses, and labels equally; here samples are drawn by the shares, and labels keep their frequency.
     All else, such as what is logged and the properties, is as in [`FairBatch`][fairbatch_lightning.FairBatch].
 
     Args:
         radius: How far the shares may be from equal ones: the paper's rho, from 0 up to (Z - 1) / 2.
         alpha: How far the shares move in an update, from 0 to 1: a number, or a function of the update's number. That
-            paper lets it fall from 1 to 0.
+            paper lets it fall from 1 to 0, as above.
         groups: The sensitive attribute.
         labels: The labels.
-        arguments: Others of FairBatch's: loss, logits, estimate, update_every, loader, seed.
+        min_samples: Cells with fewer training samples than this keep their share.
+        loss: As for FairBatch, and so are the others.
+        logits: Where the logits are.
+        estimate: How losses are measured.
+        update_every: "epoch", or a number of training batches.
+        loader: Which train DataLoader to act on if there are several.
+        seed: Decides which samples are drawn.
     """
 
     def __init__(
-        self, *, radius: float = 0.5, alpha: Alpha = 0.1, groups: Source = None, labels: Source = None, **arguments: Any
+        self,
+        *,
+        radius: float = 0.5,
+        alpha: Alpha = 0.1,
+        groups: Source = None,
+        labels: Source = None,
+        min_samples: int = 1,
+        loss: PerSampleLoss | str | None = None,
+        logits: str | None = None,
+        estimate: str | Estimate = "online",
+        update_every: int | str = "epoch",
+        loader: int | str | None = None,
+        seed: int = 0,
     ) -> None:
         if not radius > 0:
             raise ValueError(f"Expected argument `radius` to be a number above 0 but got {radius!r}.")
-        super().__init__("equalized_odds", groups=groups, labels=labels, alpha=alpha, **arguments)
+        super().__init__(
+            "equalized_odds",
+            groups=groups,
+            labels=labels,
+            alpha=alpha,
+            min_samples=min_samples,
+            loss=loss,
+            logits=logits,
+            estimate=estimate,
+            update_every=update_every,
+            loader=loader,
+            seed=seed,
+        )
         self._settings = _RobustSettings(**vars(self._settings), radius=radius)
