@@ -18,7 +18,7 @@ from typing import NamedTuple
 import lightning as L
 import numpy as np
 import torch
-from synthetic import EPOCHS, LogisticRegression, generate, load, quiet
+from synthetic import EPOCHS, LogisticRegression, generate, load, quiet, quiet_trainer
 from torch.utils.data import DataLoader, Dataset, Subset
 from tqdm.auto import tqdm
 
@@ -37,15 +37,7 @@ def train(train_set: Dataset, held_out: Dataset, criterion: str, setting: Settin
     L.seed_everything(seed, verbose=False)
     fairbatch = FairBatch(criterion, groups=2, alpha=setting.alpha, threshold=setting.threshold, seed=seed)
     monitor = FairnessMonitor(groups=2)
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        callbacks=[fairbatch, monitor],
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(epochs, [fairbatch, monitor])
     model = LogisticRegression(3)
     trainer.fit(model, DataLoader(train_set, batch_size=100, shuffle=True))
     trainer.test(model, DataLoader(held_out, batch_size=1000), verbose=False)

@@ -106,7 +106,13 @@ def train(train_set: TensorDataset, method: str, seed: int, epochs: int, alpha: 
     model = LogisticRegression(train_set.tensors[0].shape[1])
     loader = DataLoader(train_set, batch_size=100, shuffle=True)
     callbacks = [] if method == "plain" else [FairBatch(method, groups=2, alpha=alpha, seed=seed)]
-    trainer = L.Trainer(
+    quiet_trainer(epochs, callbacks).fit(model, loader)
+    return model
+
+
+def quiet_trainer(epochs: int, callbacks: list[L.Callback]) -> L.Trainer:
+    """Return a Trainer that leaves nothing behind and prints nothing."""
+    return L.Trainer(
         max_epochs=epochs,
         callbacks=callbacks,
         accelerator="cpu",
@@ -115,8 +121,6 @@ def train(train_set: TensorDataset, method: str, seed: int, epochs: int, alpha: 
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(model, loader)
-    return model
 
 
 def evaluate(model: LogisticRegression, test_set: TensorDataset) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 from data import Problem
-from synthetic import LogisticRegression
+from synthetic import LogisticRegression, quiet_trainer
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -62,16 +62,7 @@ def fit(problem: Problem, callbacks: list[L.Callback], seed: int, weights: Tenso
     L.seed_everything(seed, verbose=False)
     model = WeightedRegression(problem.num_features, problem.lr)
     data = problem.train if weights is None else TensorDataset(*problem.train.tensors, weights)
-    trainer = L.Trainer(
-        max_epochs=problem.epochs,
-        callbacks=callbacks,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(model, DataLoader(data, problem.batch_size, shuffle=True))
+    quiet_trainer(problem.epochs, callbacks).fit(model, DataLoader(data, problem.batch_size, shuffle=True))
     return model.eval().requires_grad_(False)
 
 
