@@ -209,6 +209,7 @@ class TestEveryMethod:
         trainer(METHODS[method](), max_epochs=1).fit(fair, loader())
         assert not torch.allclose(plain.net.weight, fair.net.weight, atol=1e-4)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("method", METHODS)
     def test_resumes_where_loaders_are_made_twice(self, method, tmp_path):
         """A learning rate schedule that asks how long the training is has the first loader replaced by another."""
@@ -256,6 +257,7 @@ class TestEveryMethod:
             run.fit(ToyModule(), loader())
         assert run.global_step == 2
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("method", METHODS)
     @pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
     def test_precision(self, method, precision):
@@ -647,6 +649,7 @@ class Guessable(Toy):
 
 
 class TestAdversarialDebiasing:
+    @pytest.mark.slow
     @pytest.mark.parametrize("criterion", ["equalized_odds", "equal_opportunity", "demographic_parity"])
     def test_the_model_forgets_the_group(self, criterion):
         dependence = []

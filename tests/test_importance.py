@@ -205,7 +205,7 @@ class TestTraining:
         torch.testing.assert_close(fairbatch.history[-1].losses.flatten(), torch.tensor(means), atol=1e-5, rtol=1e-5)
 
     @pytest.mark.parametrize("update_every", ["epoch", 5])
-    @pytest.mark.parametrize("num_workers", [0, 2])
+    @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
     def test_resumes_as_if_nothing_had_happened(self, update_every, num_workers, tmp_path):
         def new():
             return ToyModule(), FairBatch(groups="group", importance="loss", update_every=update_every)
