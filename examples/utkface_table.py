@@ -121,16 +121,21 @@ def audit_of(result: dict[str, Any], min_samples: int = 1) -> Audit:
     return Audit(confusion, tuple(result["labels"]), tuple(result["groups"]), positive, min_samples=min_samples)
 
 
+def short(number: float) -> str:
+    """Return a number below 1 as text, without the zero in front."""
+    return f"{number:.3f}".replace("0.", ".")
+
+
 def spread(values: list[float]) -> str:
     """Return mean and standard deviation as text."""
-    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+    return short(fmean(values)) + (f" ± {short(stdev(values))}" if len(values) > 1 else "")
 
 
 def disparity_text(results: list[dict[str, Any]], min_samples: int) -> str:
     """Return mean and spread of the disparity over runs, and the mean of the ends of its confidence intervals."""
     audits = [audit_of(result, min_samples) for result in results]
     low, high = (fmean(ends) for ends in zip(*(audit.intervals()["equalized_odds"] for audit in audits), strict=True))
-    return f"{spread([audit.values()['equalized_odds'] for audit in audits])} ({low:.3f} to {high:.3f})"
+    return f"{spread([audit.values()['equalized_odds'] for audit in audits])} ({short(low)} to {short(high)})"
 
 
 def mean_difference(results: list[dict[str, Any]]) -> str:
