@@ -125,7 +125,7 @@ def test_utkface_table(run_script, tmp_path):
     printed = run_script(*command)
     lines = [line.split(" | ") for line in printed.splitlines() if line.startswith("| googlenet")]
     assert [line[2] for line in lines] == ["original", "cutting", "fairbatch"]
-    assert [line[6] for line in lines] == ["1", "2", "1"]  # epochs
+    assert [line[7] for line in lines] == ["1", "2", "1"]  # epochs
     assert len(list((tmp_path / "out").glob("*.json"))) == 3
     assert (tmp_path / "out" / "start_googlenet_gender_0.ckpt").exists()
     again = run_script(*command)
