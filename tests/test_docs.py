@@ -45,7 +45,7 @@ def run_yaml(code):
 
 def provide_utkface(folder, monkeypatch):
     """Put a folder of images where the documentation has UTKFace, and weights where torch keeps downloaded ones."""
-    write_faces(folder / "UTKFace", number=900, seed=1)
+    write_faces(folder / "UTKFace", number=600, seed=1)
     monkeypatch.setenv("TORCH_HOME", str(folder / "torch"))
     weights = folder / "torch" / "hub" / "checkpoints"
     weights.mkdir(parents=True)
