@@ -132,7 +132,10 @@ class Baseline(AnyCallback):
         others = [one for one in callbacks if isinstance(one, FairBatch | Baseline) and one is not self]
         if others:
             names = f"{type(self).__name__} and {type(others[0]).__name__}"
-            raise ValueError(f"Expected one way to fair training but got {names}: each decides about the batches.")
+            raise ValueError(
+                f"Expected one way to fair training but got {names}, each of which decides about the batches. Leave one"
+                " of them out of Trainer(callbacks=...)."
+            )
 
     def _new_loader(self, given: Any, trainer: Trainer, module: LightningModule) -> Any:
         """Return what Lightning was about to train on, with other samples or in other batches."""
