@@ -17,7 +17,7 @@ from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.history import UpdateRecord, over_time, shares_by_name
 from fairbatch_lightning.importance import Importance
 from fairbatch_lightning.loaders import replace_train_loader
-from fairbatch_lightning.logs import log_at_once, log_figure
+from fairbatch_lightning.logs import log_at_once, log_figure, show
 from fairbatch_lightning.losses import PerSampleLoss
 from fairbatch_lightning.plots import shares_figure
 from fairbatch_lightning.settings import Settings
@@ -116,8 +116,6 @@ class FairBatch(AnyCallback):
         self._capture: LogitsCapture | None = None
         self._undo: Callable[[], None] | None = None
         self._restored: dict[str, Any] | None = None
-        self.log: Any = None  # the Trainer puts the module's `log` and `log_dict` here
-        self.log_dict: Any = None
 
     @property
     def shares(self) -> Tensor | None:
@@ -185,16 +183,14 @@ class FairBatch(AnyCallback):
             self._training.after_batch(outputs)
             every = self._settings.update_every
             if every != "epoch" and (trainer.fit_loop.total_batch_idx + 1) % int(every) == 0:
-                record = self._training.update()
-                log_at_once(trainer, record.log_values(self._training.index))
-                self.log("fairbatch/gap_max", record.gap_max, prog_bar=True, logger=False, batch_size=1)
+                self._update_and_log(trainer, self._training)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Update the shares; the next epoch's batches follow them."""
         if self._training is not None:
             self._training.end_epoch()
             if self._training.updates_after_epochs:
-                self._update_and_log(self._training)
+                self._update_and_log(trainer, self._training, epoch_ended=True)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Get ready to watch the validation, if that is where losses come from."""
@@ -216,7 +212,7 @@ class FairBatch(AnyCallback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Update the shares; batches from now on follow them."""
         if self._training is not None and self._validating(trainer):
-            self._update_and_log(self._training)
+            self._update_and_log(trainer, self._training)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show in TensorBoard what happened."""
@@ -249,10 +245,10 @@ class FairBatch(AnyCallback):
             return None
         return self._training.validating
 
-    def _update_and_log(self, training: FairTraining) -> None:
+    def _update_and_log(self, trainer: Trainer, training: FairTraining, *, epoch_ended: bool = False) -> None:
         values = training.update().log_values(training.index)
-        self.log("fairbatch/gap_max", values.pop("fairbatch/gap_max"), prog_bar=True, batch_size=1, sync_dist=True)
-        self.log_dict(values, batch_size=1, sync_dist=True)
+        show(trainer, values, in_bar=["fairbatch/gap_max"])
+        log_at_once(trainer, {"epoch": trainer.current_epoch, **values}, epoch_ended=epoch_ended)
 
     def _fair_loader(self, given: Any, trainer: Trainer, pl_module: LightningModule) -> Any:
         """Return what Lightning was about to train on, with fair batches."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from fairbatch_lightning._warnings import warn
 
@@ -26,17 +28,32 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(part.replace("%2F", "/").replace("%25", "%") for part in name.split("/"))
 
 
-def log_at_once(trainer: Trainer, values: Mapping[str, float], *, only_csv: bool = False) -> None:
-    """Give values to the loggers, at the step that Lightning is at; `self.log` keeps them until the end of an epoch.
+def log_at_once(
+    trainer: Trainer, values: Mapping[str, float], *, only_csv: bool = False, epoch_ended: bool = False
+) -> None:
+    """Give values to the loggers, at the step that Lightning is at.
+
+    `self.log` keeps them until the end of an epoch, and takes half a millisecond for each, and for each another sum over
+    the processes.
 
     Args:
         trainer: The Trainer.
-        values: Numbers by name.
+        values: Numbers by name, the same in all processes.
         only_csv: Leave out all loggers but Lightning's CSVLogger: for details that are of no use in curves.
+        epoch_ended: Whether they are of an epoch that has just ended: Lightning logs those at the epoch's last step.
     """
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped - epoch_ended
     for logger in trainer.loggers:
         if not only_csv or _is_a(logger, "CSVLogger"):
-            logger.log_metrics(dict(values), step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+            logger.log_metrics(dict(values), step=step)
+
+
+def show(trainer: Trainer, values: Mapping[str, float], *, in_bar: Collection[str] = ()) -> None:
+    """Let values be monitored, as by ModelCheckpoint, and shown in the progress bar, as if `self.log` had got them."""
+    tensors = {name: torch.tensor(value) for name, value in values.items()}
+    trainer.callback_metrics.update(tensors)
+    trainer.logged_metrics.update(tensors)
+    trainer.progress_bar_metrics.update((name, values[name]) for name in in_bar)
 
 
 def log_figure(trainer: Trainer, name: str, draw: Callable[[], Any]) -> None:

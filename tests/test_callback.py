@@ -9,6 +9,7 @@ import pytest
 import pytorch_lightning
 import torch
 from helpers import GROUPS, Toy, ToyModule, loader, resume, trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
 from torch.nn import functional
@@ -228,7 +229,21 @@ def test_logs_have_stable_names(tmp_path):
                 assert float(row[f"fairbatch/loss/{y}/{group}"]) == pytest.approx(float(record.losses[y, z]), rel=1e-5)
                 share = float(record.shares_after[y, z])
                 assert float(row[f"fairbatch/share/{y}/{group}"]) == pytest.approx(share, rel=1e-5)
+        assert int(row["epoch"]) == record.epoch
+        assert int(row["step"]) == record.step - 1  # where Lightning puts the values of an epoch
     assert run.progress_bar_metrics["fairbatch/gap_max"] == pytest.approx(callback.history[-1].gap_max, rel=1e-5)
+    assert run.logged_metrics["fairbatch/share/1/a"] == pytest.approx(float(callback.shares[1, 0]))
+
+
+@pytest.mark.parametrize("every", ["epoch", 5])
+def test_all_values_can_be_monitored(tmp_path, every):
+    callback = FairBatch(groups="group", alpha=0.05, update_every=every)
+    best = ModelCheckpoint(tmp_path, monitor="fairbatch/gap/1", save_on_train_epoch_end=True)
+    run = trainer(callback, best, enable_checkpointing=True)
+    run.fit(ToyModule(), loader())
+    last_of_epoch = {record.epoch: float(record.gaps[1]) for record in callback.history}
+    assert float(best.best_model_score) == pytest.approx(min(last_of_epoch.values()))
+    assert len(set(last_of_epoch.values())) == 3
 
 
 def test_every_update_within_epochs_is_logged(tmp_path):

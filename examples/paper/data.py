@@ -152,9 +152,9 @@ def problem(name: str, directory: Path | None, seed: int) -> Problem:
     if name == "synthetic":
         generated = generate(2000, seed=0), generate(1000, seed=1)
         parts = generated if directory is None else load(find(directory, "synthetic.npz"))
-        return Problem(name, *parts, batch_size=100, lr=0.0005, epochs=400)
+        return Problem(name, *parts, batch_size=100, lr=0.0005, epochs=450)
     if directory is None:
         raise FileNotFoundError(f"Give the directory with the data, --data. {__doc__}")
     read: Callable[[Path], Table] = {"compas": compas, "adult": adult}[name]
-    settings = {"compas": (200, 0.0005, 300), "adult": (1000, 0.0005, 400)}[name]
+    settings = {"compas": (200, 0.0005, 300), "adult": (1000, 0.0005, 200)}[name]
     return Problem(name, *split(read(directory), seed), *settings)

@@ -45,6 +45,14 @@ class WeightedRegression(LogisticRegression):
         return torch.optim.Adam(self.parameters(), lr=self.lr)
 
 
+class Batches(TensorDataset):
+    """A TensorDataset that reads a whole batch at once, which for a table takes a tenth of the time."""
+
+    def __getitems__(self, samples: list[int]) -> list[Tensor]:
+        rows = torch.tensor(samples)
+        return [tensor[rows] for tensor in self.tensors]
+
+
 @dataclass
 class Trained:
     """What a method has found."""
@@ -61,8 +69,9 @@ def fit(problem: Problem, callbacks: list[L.Callback], seed: int, weights: Tenso
     """Train one model."""
     L.seed_everything(seed, verbose=False)
     model = WeightedRegression(problem.num_features, problem.lr)
-    data = problem.train if weights is None else TensorDataset(*problem.train.tensors, weights)
-    quiet_trainer(problem.epochs, callbacks).fit(model, DataLoader(data, problem.batch_size, shuffle=True))
+    data = Batches(*problem.train.tensors, *([] if weights is None else [weights]))
+    loader = DataLoader(data, problem.batch_size, shuffle=True, collate_fn=list)  # of what is a batch already
+    quiet_trainer(problem.epochs, callbacks).fit(model, loader)
     return model.eval().requires_grad_(False)
 
 
@@ -191,6 +200,11 @@ def classwise(criterion: str, **settings: Any) -> FairDRO:
     return FairDRO(**settings)
 
 
+def by_error(criterion: str, **settings: Any) -> FairBatch:
+    """Return FairBatch that compares the groups' rates of errors, which the criteria are about, not their losses."""
+    return FairBatch(criterion, loss="error", **settings)
+
+
 METHODS: dict[str, Callable[..., Trained]] = {
     "LR": plain,
     "Cutting": with_callback(Cutting),
@@ -203,13 +217,15 @@ METHODS: dict[str, Callable[..., Trained]] = {
     "GroupDRO": with_callback(robust),
     "FairDRO": with_callback(classwise),
     "FairBatch": with_callback(FairBatch),
+    "FairBatch, errors": with_callback(by_error),
 }
+ALPHAS = [{"alpha": alpha} for alpha in (0.001, 0.005)]
 CANDIDATES: dict[str, list[dict[str, Any]]] = {
     "LBC": [{"step": step} for step in (1.0, 4.0)],
-    "FC": [{"weight": weight} for weight in (0.1, 0.3, 1.0, 3.0)],
-    "AD": [{"weight": weight} for weight in (0.1, 0.3, 1.0)],
-    "GroupDRO": [{"step_size": size} for size in (0.001, 0.01, 0.1)],
-    "FairDRO": [{"radius": radius} for radius in (0.05, 0.2, 0.5)],
-    "FairBatch": [{"alpha": alpha} for alpha in (0.0005, 0.001, 0.005, 0.01, 0.05)],
+    "FC": [{"weight": weight} for weight in (0.3, 1.0, 3.0)],
+    "AD": [{"weight": weight} for weight in (0.5, 2.0)],
+    "FairDRO": [{"radius": radius} for radius in (0.1, 0.5)],
+    "FairBatch": ALPHAS,
+    "FairBatch, errors": ALPHAS,
 }
 """The settings to choose from by cross-validation; methods that are not here have none."""
