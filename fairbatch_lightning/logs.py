@@ -33,8 +33,7 @@ def log_at_once(
 ) -> None:
     """Give values to the loggers, at the step that Lightning is at.
 
-    `self.log` keeps them until the end of an epoch, and takes half a millisecond for each, and for each another sum over
-    the processes.
+    `self.log` keeps them until the end of an epoch, and takes half a millisecond and a sum over the processes for each.
 
     Args:
         trainer: The Trainer.
