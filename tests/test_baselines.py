@@ -26,7 +26,6 @@ from fairbatch_lightning.baselines import (
 from fairbatch_lightning.baselines.base import Baseline
 from fairbatch_lightning.baselines.constraints import covariances, log_odds
 from fairbatch_lightning.baselines.loss_changing import LossChanging
-from fairbatch_lightning.baselines.resampling import evened
 from fairbatch_lightning.baselines.robust import worst_shares
 from fairbatch_lightning.groups import GroupIndex
 
@@ -46,7 +45,7 @@ def trained_on(module):
     return torch.tensor([index for batch in module.batches for index in batch])
 
 
-class TestEvened:
+class TestSizes:
     """Against counting by hand, for random data with empty cells."""
 
     @pytest.mark.parametrize("seed", range(5))
@@ -58,7 +57,7 @@ class TestEvened:
             random.choice(["a", "b", "c", "d"], 200, p=[0.6, 0.3, 0.05, 0.05]),
         )
         labels[(groups == "d") & (labels == 2)] = 0
-        kept = evened(GroupIndex.from_values(labels, groups), criterion, 1 if "opp" in criterion else None, random)
+        kept = Cutting(criterion, groups="group", seed=seed).samples(GroupIndex.from_values(labels, groups))
         assert len(set(kept.tolist())) == len(kept)
         before, after = (count(labels[part], groups[part]) for part in (slice(None), kept))
         if criterion == "demographic_parity":
@@ -74,7 +73,16 @@ class TestEvened:
 
     def test_nothing_to_cut(self):
         index = GroupIndex.from_values([0, 0, 1, 1], ["a", "b", "a", "b"])
-        assert evened(index, "equalized_odds", None, np.random.default_rng(0)).tolist() == [0, 1, 2, 3]
+        assert Cutting(groups="group").samples(index).tolist() == [0, 1, 2, 3]
+
+    @pytest.mark.parametrize("criterion", ["equalized_odds", "equal_opportunity"])
+    def test_across_labels(self, criterion):
+        index = GroupIndex.from_values([0, 0, 0, 0, 0, 1, 1, 1, 1], ["a", "a", "a", "b", "b", "a", "a", "a", "b"])
+        for kind, size in ((Cutting, 1), (Boosting, 3)):
+            kept = index.part(kind(criterion, groups="group", across_labels=True).samples(index))
+            assert kept.counts.tolist() == [[size, size], [size, size]]
+        by_group = Cutting("demographic_parity", groups="group", across_labels=True).samples(index)
+        assert index.part(by_group).counts.sum(0).tolist() == [3, 3]
 
 
 def count(labels, groups):
@@ -114,7 +122,7 @@ class TestCutting:
         data = {"a": loader(toy, num_workers=1), "b": DataLoader(Toy(40), batch_size=20)}
         cutting = Cutting(groups="group", loader="a")
         trainer(cutting, max_epochs=1, limit_train_batches=3).fit(module, data)
-        kept = evened(GroupIndex.from_dataset(toy, groups="group"), "equalized_odds", None, np.random.default_rng(0))
+        kept = cutting.samples(GroupIndex.from_dataset(toy, groups="group"))
         assert int(cutting.counts.sum()) == len(kept) < 240
         assert set(trained_on(module).tolist()) <= set(kept.tolist())
 

@@ -1,6 +1,7 @@
 """The paper's comparison: data as it was published, methods that are no callbacks, and the tables."""
 
 import csv
+import hashlib
 import importlib
 import json
 import sys
@@ -88,6 +89,24 @@ class TestData:
             module("data").problem("adult", tmp_path, 0)
         with pytest.raises(FileNotFoundError, match="Give the directory"):
             module("data").problem("compas", None, 0)
+
+    def test_download(self, tmp_path, monkeypatch):
+        """A file with another checksum is refused, and not left where the next run would take it for good."""
+        data = module("data")
+        source = tmp_path / "source"
+        source.write_text("as published")
+        checksum = hashlib.sha256(b"as published").hexdigest()
+        monkeypatch.setattr(data, "SOURCES", {"adult.data": (source.as_uri(), checksum)})
+        found = data.find(tmp_path / "new" / "directory", "adult.data", download=True)
+        assert found.read_text() == "as published"
+        source.write_text("as changed")
+        assert data.find(found.parent, "adult.data", download=True).read_text() == "as published"
+        found.unlink()
+        with pytest.raises(RuntimeError, match="invalid hash value"):
+            data.find(found.parent, "adult.data", download=True)
+        assert not list(found.parent.iterdir())
+        with pytest.raises(FileNotFoundError, match=r"no adult.test"):
+            data.find(found.parent, "adult.test", download=True)
 
     def test_split_is_by_the_seed_and_scaled_by_the_training_set(self):
         random = np.random.default_rng(0)

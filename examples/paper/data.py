@@ -6,18 +6,20 @@
 | compas | compas-scores-two-years.csv | github.com/propublica/compas-analysis |
 | adult | adult.data, adult.test | archive.ics.uci.edu/dataset/2/adult |
 
-Files may also be in a sub-directory, `raw`. The split of the synthetic data is the authors'; of the others a fifth is
-left for the test, by the seed, as the paper's own split is not published.
+Files may also be in a sub-directory, `raw`. Those of COMPAS and Adult can be downloaded, which compares checksums. The
+split of the synthetic data is the authors'; of the others a fifth is left for the test, by the seed, as the paper's own
+split is not published.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import lightning as L
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
@@ -28,6 +30,20 @@ from synthetic import generate, load
 Table = tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]
 """Features `(N, F)`, labels `(N,)` and groups `(N,)` of 0 and 1, and the features' names."""
 
+SOURCES = {  # where a file was published, and its SHA-256
+    "compas-scores-two-years.csv": (
+        "https://raw.githubusercontent.com/propublica/compas-analysis/master/compas-scores-two-years.csv",
+        "c451db85908b2f7fef1d83203bedf6b71ecda0d5af468d82ae62178f91d0cc7d",
+    ),
+    "adult.data": (
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/adult.data",
+        "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+    ),
+    "adult.test": (
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/adult.test",
+        "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+    ),
+}
 ADULT_COLUMNS = (
     "age",
     "workclass",
@@ -59,18 +75,25 @@ class Problem:
     batch_size: int
     lr: float
     epochs: int
+    callbacks: tuple[L.Callback, ...] = ()
+    """Of every training, besides those of the method."""
 
     @property
     def num_features(self) -> int:
         return int(self.train.tensors[0].shape[1])
 
 
-def find(directory: Path, name: str) -> Path:
-    """Return a file of the data's directory, or say where to get it."""
+def find(directory: Path, name: str, *, download: bool = False) -> Path:
+    """Return a file of the data's directory; if it is missing, download it or say where to get it."""
     for path in (directory / name, directory / "raw" / name):
         if path.exists():
             return path
-    raise FileNotFoundError(f"There is no {name} in {directory}, nor in its sub-directory raw. {__doc__}")
+    if not download or name not in SOURCES:
+        raise FileNotFoundError(f"There is no {name} in {directory}, nor in its sub-directory raw. {__doc__}")
+    directory.mkdir(parents=True, exist_ok=True)
+    url, checksum = SOURCES[name]
+    torch.hub.download_url_to_file(url, str(directory / name), hash_prefix=checksum)  # leaves nothing if it differs
+    return directory / name
 
 
 def one_hot(columns: dict[str, list[str]]) -> tuple[np.ndarray, list[str]]:
@@ -83,9 +106,9 @@ def one_hot(columns: dict[str, list[str]]) -> tuple[np.ndarray, list[str]]:
     return np.stack(parts, 1).astype(np.float32), names
 
 
-def compas(directory: Path) -> Table:
+def compas(directory: Path, *, download: bool = False) -> Table:
     """Read COMPAS: 5,278 people, whether they were arrested again within two years, and their sex (1: female)."""
-    with find(directory, "compas-scores-two-years.csv").open(newline="") as file:
+    with find(directory, "compas-scores-two-years.csv", download=download).open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if _kept_of_compas(row)]
     sex = np.array([row["sex"] == "Female" for row in rows])
     race = np.array([row["race"] == "Caucasian" for row in rows])
@@ -114,9 +137,10 @@ def _more_priors(number: int) -> str:
     return "1 to 3" if number <= 3 else "More than 3"
 
 
-def adult(directory: Path) -> Table:
+def adult(directory: Path, *, download: bool = False) -> Table:
     """Read Adult: 43,131 people, whether they earn more than 50,000 dollars, and their sex (1: male)."""
-    rows = [row for name in ("adult.test", "adult.data") for row in _rows_of_adult(find(directory, name))]
+    files = [find(directory, name, download=download) for name in ("adult.test", "adult.data")]
+    rows = [row for file in files for row in _rows_of_adult(file)]
     numbers = np.array([[float(row[name]) for name in ADULT_NUMBERS] for row in rows], np.float32)
     categories, names = one_hot({column: [row[column] for row in rows] for column in ADULT_CATEGORIES})
     sex, race = (np.array([row[k] == v for row in rows]) for k, v in (("sex", "Male"), ("race", "White")))
@@ -147,14 +171,21 @@ def split(table: Table, seed: int) -> tuple[TensorDataset, TensorDataset]:
     return tuple(TensorDataset(*(tensor[part] for tensor in tensors)) for part in (order[cut:], order[:cut]))
 
 
-def problem(name: str, directory: Path | None, seed: int) -> Problem:
-    """Return one of the paper's problems; of COMPAS and Adult the split depends on the seed."""
+def problem(name: str, directory: Path | None, seed: int, *, download: bool = False) -> Problem:
+    """Return one of the paper's problems; of COMPAS and Adult the split depends on the seed.
+
+    Args:
+        name: "synthetic", "compas" or "adult".
+        directory: Where the data is; None for synthetic data that is generated.
+        seed: Decides the split.
+        download: Whether to download what is missing in the directory.
+    """
     if name == "synthetic":
         generated = generate(2000, seed=0), generate(1000, seed=1)
         parts = generated if directory is None else load(find(directory, "synthetic.npz"))
         return Problem(name, *parts, batch_size=100, lr=0.0005, epochs=450)
     if directory is None:
         raise FileNotFoundError(f"Give the directory with the data, --data. {__doc__}")
-    read: Callable[[Path], Table] = {"compas": compas, "adult": adult}[name]
+    read = {"compas": compas, "adult": adult}[name]
     settings = {"compas": (200, 0.0005, 300), "adult": (1000, 0.0005, 200)}[name]
-    return Problem(name, *split(read(directory), seed), *settings)
+    return Problem(name, *split(read(directory, download=download), seed), *settings)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -25,9 +25,9 @@ import torch
 
 from data import Problem, problem  # isort: skip - first: it tells where the other examples are
 from cross_validation import choose, folds
-from methods import CANDIDATES, METHODS, Trained
+from methods import CANDIDATES, METHODS
 from synthetic import DISPARITIES, quiet
-from tables import write_tables
+from tables import scores, write_tables
 from torch import Tensor
 from torch.utils.data import TensorDataset
 from tqdm.auto import tqdm
@@ -60,17 +60,11 @@ def wanted(args: argparse.Namespace) -> Iterator[Run]:
                         yield Run(name, criterion, method, seed)
 
 
-def confusion_of(trained: Trained, data: TensorDataset) -> Tensor:
+def confusion_of(logits: Callable[[Tensor], Tensor], data: TensorDataset) -> Tensor:
     """Return the counts of predictions on some data, `(Z, Y, Yhat)`."""
     x, y, z = data.tensors
     with torch.no_grad():
-        return group_confusion((trained.logits(x) > 0).long(), y, z, num_labels=2, num_groups=2)
-
-
-def scores(confusion: Tensor, criterion: str) -> tuple[float, float]:
-    """Return accuracy and disparity."""
-    right = confusion.diagonal(dim1=1, dim2=2).sum() / confusion.sum()
-    return float(right), float(DISPARITIES[criterion](confusion))
+        return group_confusion((logits(x) > 0).long(), y, z, num_labels=2, num_groups=2)
 
 
 def chosen_setting(args: argparse.Namespace, run: Run, given: Problem) -> dict[str, Any]:
@@ -85,7 +79,7 @@ def chosen_setting(args: argparse.Namespace, run: Run, given: Problem) -> dict[s
             inner, held_out = (TensorDataset(*given.train[samples]) for samples in (rest, part))
             for number, setting in enumerate(candidates):
                 trained = METHODS[run.method](replace(given, train=inner), run.criterion, 0, **setting)
-                found[number].append(scores(confusion_of(trained, held_out), run.criterion))
+                found[number].append(scores(confusion_of(trained.logits, held_out), run.criterion))
         chosen = candidates[choose(found)]
         save(file, {"candidates": candidates, "folds": list(found.values()), "chosen": chosen, "epochs": given.epochs})
     kept = json.loads(file.read_text())
@@ -109,6 +103,7 @@ def save(file: Path, content: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="the directory with the data")
+    parser.add_argument("--download", action="store_true", help="download what is missing there of COMPAS and Adult")
     parser.add_argument("--output", type=Path, default=Path("paper_results"), help="directory for results")
     problems = ["synthetic", "compas", "adult"]
     parser.add_argument("--problems", nargs="+", default=problems, choices=problems)
@@ -123,7 +118,7 @@ def main() -> None:
 
     @cache
     def load(name: str, seed: int) -> Problem:
-        loaded = problem(name, args.data, seed)
+        loaded = problem(name, args.data, seed, download=args.download)
         return loaded if args.epochs is None else replace(loaded, epochs=args.epochs)
 
     progress = tqdm(list(wanted(args)))
@@ -135,7 +130,7 @@ def main() -> None:
         else:
             setting = chosen_setting(args, run, load(run.problem, 0))
             trained = METHODS[run.method](given, run.criterion, run.seed, **setting)
-            result = {"setting": setting, "confusion": confusion_of(trained, given.test).tolist()}
+            result = {"setting": setting, "confusion": confusion_of(trained.logits, given.test).tolist()}
             result |= {"seed": run.seed, "epochs_of_a_model": given.epochs, "epochs": trained.epochs}
             save(file, {**result, "seconds": trained.seconds, "weights": [] if run.seed else trained.weights})
     print(write_tables(args.output))

@@ -4,58 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-import data  # noqa: F401 - tells where the other examples are
 import torch
+
+import data  # noqa: F401  # isort: skip - first: it tells where the other examples are
+from methods import METHODS
+from paper_numbers import PAPER, PAPER_SECONDS
 from synthetic import DISPARITIES
+from torch import Tensor
 
 PROBLEMS = ("synthetic", "compas", "adult")
-PAPER = {  # accuracy / disparity / epochs on synthetic data, COMPAS and Adult: the paper's Tables 1, 4 and 2
-    "equal_opportunity": {
-        "LR": (".885 / .115 / 400", ".681 / .239 / 300", ".845 / .054 / 300"),
-        "Cutting": (".858 / .028 / 800", ".674 / .055 / 600", ".802 / .054 / 600"),
-        "RW": (".858 / .020 / 800", ".685 / .137 / 300", ".835 / .134 / 100"),
-        "LBC": (".858 / .022 / 11200", ".673 / .031 / 3900", ".841 / .011 / 6300"),
-        "FC": (".833 / .007 / 700", ".656 / .059 / 100", ".844 / .021 / 300"),
-        "AD": (".837 / .026 / 200", ".683 / .067 / 300", ".841 / .016 / 400"),
-        "AdaFair": (".868 / .043 / 16000", ".664 / .018 / 9600", ".844 / .038 / 9000"),
-        "FairBatch": (".855 / .012 / 300", ".681 / .022 / 100", ".844 / .011 / 400"),
-    },
-    "equalized_odds": {
-        "LR": (".885 / .115 / 400", ".681 / .239 / 300", ".845 / .056 / 300"),
-        "Cutting": (".859 / .036 / 650", ".665 / .066 / 400", ".802 / .062 / 600"),
-        "RW": (".856 / .038 / 350", ".685 / .137 / 300", ".835 / .134 / 100"),
-        "LBC": (".858 / .026 / 8800", ".673 / .063 / 9000", ".840 / .027 / 3300"),
-        "FC": (".865 / .030 / 800", ".677 / .101 / 50", ".841 / .038 / 300"),
-        "AD": (".857 / .030 / 1200", ".683 / .082 / 450", ".843 / .033 / 500"),
-        "AdaFair": (".868 / .029 / 22400", ".675 / .066 / 9600", ".843 / .038 / 7800"),
-        "FairBatch": (".856 / .038 / 400", ".682 / .052 / 100", ".843 / .036 / 500"),
-    },
-    "demographic_parity": {
-        "LR": (".885 / .257 / 400", ".681 / .192 / 300", ".845 / .125 / 300"),
-        "Cutting": (".885 / .258 / 500", ".677 / .205 / 400", ".846 / .123 / 300"),
-        "RW": (".857 / .164 / 400", ".685 / .103 / 300", ".835 / .052 / 300"),
-        "LBC": (".768 / .042 / 16000", ".671 / .032 / 7800", ".815 / .011 / 12600"),
-        "FC": (".785 / .058 / 600", ".684 / .083 / 70", ".812 / .025 / 100"),
-        "AD": (".812 / .063 / 700", ".683 / .054 / 550", ".815 / .018 / 400"),
-        "AdaFair": (".784 / .089 / 52000", ".642 / .033 / 6300", ".825 / .040 / 27000"),
-        "FairBatch": (".794 / .040 / 450", ".681 / .036 / 300", ".823 / .010 / 600"),
-    },
-}
-PAPER_SECONDS = {  # the paper's Table 5, equal opportunity
-    "LR": (5.71, 6.07, 22.96),
-    "Cutting": (5.67, 3.34, 7.70),
-    "RW": (17.24, 7.48, 10.02),
-    "LBC": (208.47, 94.10, 558.31),
-    "FC": (16.05, 2.76, 28.71),
-    "AD": (3.97, 6.93, 31.76),
-    "AdaFair": (294.31, 215.39, 791.58),
-    "FairBatch": (5.25, 3.00, 46.79),
-}
-METHODS = ("LR", "Cutting", "Boosting", "RW", "LBC", "FC", "AD", "AdaFair", "GroupDRO", "FairDRO", "FairBatch")
+T_975 = [0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]  # Student's quantile by degrees of freedom
 Results = dict[tuple[str, str, str], list[dict[str, Any]]]
 
 
@@ -64,49 +27,127 @@ def read(folder: Path) -> Results:
     results: Results = {}
     for file in sorted(folder.glob("*_*_*_[0-9]*.json")):
         name, rest = file.stem.split("_", 1)
-        criterion, method, _ = rest.rsplit("_", 2)
-        result = json.loads(file.read_text())
-        for one in DISPARITIES if criterion == "any" else [criterion]:
-            results.setdefault((name, one, method), []).append(result)
+        if name in PROBLEMS:
+            criterion, method, _ = rest.rsplit("_", 2)
+            result = json.loads(file.read_text())
+            for one in DISPARITIES if criterion == "any" else [criterion]:
+                results.setdefault((name, one, method), []).append(result)
     return results
 
 
-def spread(values: list[float]) -> str:
-    """Return mean and standard deviation, in the paper's way."""
-    deviation = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
-    return f"{fmean(values):.3f}{deviation}".replace("0.", ".")
+def short(value: float, sign: str = "") -> str:
+    """Return a number in the paper's way, without the leading zero.
+
+    >>> short(0.0123), short(0.5, "+"), short(1.25)
+    ('.012', '+.500', '1.250')
+    """
+    return f"{value:{sign}.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:{sign}.3f}"
 
 
-def cells(found: list[dict[str, Any]], criterion: str) -> list[str]:
-    """Return accuracy, disparity and epochs over seeds."""
-    confusions = [torch.tensor(result["confusion"]) for result in found]
-    accuracies = [float(one.diagonal(dim1=1, dim2=2).sum() / one.sum()) for one in confusions]
-    disparities = [float(DISPARITIES[criterion](one)) for one in confusions]
-    return [spread(accuracies), spread(disparities), f"{fmean(result['epochs'] for result in found):.0f}"]
+def spread(values: Sequence[float]) -> str:
+    """Return mean and standard deviation."""
+    return short(fmean(values)) + (f" ± {short(stdev(values))}" if len(values) > 1 else "")
+
+
+def interval(differences: Sequence[float]) -> str:
+    """Return the mean and, of up to ten, half the width of its 95% confidence interval."""
+    number = len(differences)
+    half = T_975[min(number, 10) - 1] * stdev(differences) / number**0.5 if number > 1 else None
+    return short(fmean(differences), "+") + ("" if half is None else f" ± {short(half)}")
+
+
+def scores(confusion: Tensor, criterion: str) -> tuple[float, float]:
+    """Return accuracy and disparity."""
+    right = confusion.diagonal(dim1=1, dim2=2).sum() / confusion.sum()
+    return float(right), float(DISPARITIES[criterion](confusion))
+
+
+def scores_of(result: dict[str, Any], criterion: str) -> tuple[float, float]:
+    """Return accuracy and disparity on the test set."""
+    return scores(torch.tensor(result["confusion"]), criterion)
 
 
 def comparison(results: Results, criterion: str) -> list[list[str]]:
-    """Return a table: methods, and for each problem accuracy, disparity, epochs, and the paper's."""
+    """Return a table: methods, and for each problem accuracy, disparity, epochs and seeds, and the paper's."""
     present = [name for name in PROBLEMS if any(key[:2] == (name, criterion) for key in results)]
     header = ["method"]
     for name in present:
-        header += [f"{name}: accuracy", "disparity", "epochs", "paper"]
+        header += [f"{name}: accuracy", "disparity", "epochs", "seeds", "paper"]
     rows = [header]
     for method in METHODS:
         row = [method]
         for name in present:
-            found = results.get((name, criterion, method))
-            paper = PAPER[criterion].get(method, ("",) * 3)[PROBLEMS.index(name)]
-            row += [*(cells(found, criterion) if found else ["", "", ""]), paper]
+            found = results.get((name, criterion, method), [])
+            paper = PAPER[criterion].get(method.split(",")[0], ("",) * 3)[PROBLEMS.index(name)]
+            both = zip(*(scores_of(result, criterion) for result in found), strict=True)
+            epochs = [f"{fmean(result['epochs'] for result in found):.0f}", str(len(found))] if found else []
+            row += [*(map(spread, both) if found else ("", "")), *(epochs or ("", "")), paper]
         if any(row[1:]):
             rows.append(row)
     return rows
 
 
+def noise(confusion: Tensor, criterion: str, draws: int = 200) -> float:
+    """Return the mean disparity that a perfectly fair model would show, because the test set is finite.
+
+    It predicts as many positives as the given one, but alike for all groups: among the samples of a label, or, for
+    "demographic_parity", among all.
+
+    Args:
+        confusion: The counts of predictions, `(Z, Y, Yhat)`.
+        criterion: Which disparity.
+        draws: How many test sets to draw.
+    """
+    counts = confusion.double()
+    if criterion == "demographic_parity":
+        counts = counts.sum(1, keepdim=True).expand(-1, 2, -1) / 2  # of which the label is of no importance
+        counts[:, 1] = 0
+        counts[:, 0] *= 2
+    sizes = counts.sum(2)
+    rates = (counts.sum(0)[:, 1] / counts.sum((0, 2)).clamp(min=1)).expand_as(sizes)
+    random = torch.Generator().manual_seed(0)
+    positive = torch.binomial(sizes.expand(draws, -1, -1), rates.expand(draws, -1, -1), generator=random)
+    drawn = torch.stack([sizes - positive, positive], 3)
+    return fmean(float(DISPARITIES[criterion](one)) for one in drawn)
+
+
+def changes(results: Results, criterion: str) -> list[list[str]]:
+    """Return what the methods change, compared with plain training of the same seeds, and what they do in the paper.
+
+    That is the part of the disparity that is removed, by the means over seeds; the same with the noise of the test set
+    taken off; and the difference in accuracy with its 95% confidence interval.
+    """
+    rows = [["problem", "method", "removed", "of what is not noise", "accuracy", "paper: removed", "paper: accuracy"]]
+    for name in PROBLEMS:
+        plain = {result["seed"]: result for result in results.get((name, criterion, "LR"), [])}
+        for method in list(METHODS)[1:]:
+            found = [result for result in results.get((name, criterion, method), []) if result["seed"] in plain]
+            if found:
+                pairs = [(scores_of(plain[one["seed"]], criterion), scores_of(one, criterion)) for one in found]
+                before, after = (fmean(pair[side][1] for pair in pairs) for side in (0, 1))
+                floor = fmean(noise(torch.tensor(one["confusion"]), criterion) for one in found)
+                rest = max(0.0, after - floor) / (before - floor) if before > floor else 0.0
+                accuracy = interval([new[0] - old[0] for old, new in pairs])
+                paper = paper_change(criterion, method, PROBLEMS.index(name))
+                rows.append([name, method, f"{1 - after / before:.0%}", f"{1 - rest:.0%}", accuracy, *paper])
+    return rows
+
+
+def paper_change(criterion: str, method: str, place: int) -> tuple[str, str]:
+    """Return the part of the disparity that a method removes in the paper, and its change of accuracy."""
+    numbers = PAPER[criterion].get(method.split(",")[0])
+    if numbers is None:
+        return "", ""
+    (accuracy, disparity), (old_accuracy, old_disparity) = (
+        map(float, line[place].split(" / ")[:2]) for line in (numbers, PAPER[criterion]["LR"])
+    )
+    return f"{1 - disparity / old_disparity:.0%}", short(accuracy - old_accuracy, "+")
+
+
 def times(results: Results) -> list[list[str]]:
     """Return the time of a whole training and of an epoch, as ratios to plain training of the same seeds."""
     rows = [["method", *(f"{name}: {what}" for name in PROBLEMS for what in ("total", "per epoch", "paper's total"))]]
-    for method in METHODS[1:]:
+    for method in list(METHODS)[1:]:
         row = [method]
         for place, name in enumerate(PROBLEMS):
             plain = {result["seed"]: result for result in results.get((name, "equal_opportunity", "LR"), [])}
@@ -132,7 +173,11 @@ def markdown(rows: list[list[str]]) -> str:
 def write_tables(folder: Path) -> str:
     """Write all tables of the results in a folder; return them as Markdown."""
     results = read(folder)
-    tables = {name: comparison(results, name) for name in PAPER if any(key[1] == name for key in results)}
+    tables: dict[str, list[list[str]]] = {}
+    for name in PAPER:
+        if any(key[1] == name for key in results):
+            tables[name] = comparison(results, name)
+            tables[f"{name}_changes"] = changes(results, name)
     tables["time"] = times(results)
     for name, rows in tables.items():
         with (folder / f"{name}.csv").open("w", newline="") as file:

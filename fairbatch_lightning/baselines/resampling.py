@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fairbatch_lightning.baselines.base import ForCriterion
@@ -17,54 +19,56 @@ class Cutting(ForCriterion):
     With "equalized_odds" the groups of every label are evened out, with "equal_opportunity" those of the positive
     label, with "demographic_parity" the groups as a whole. Which samples are left out is decided once, at random, by
     `seed`. What this costs is seen where a group is small.
+
+    Args:
+        criterion: Which of these.
+        across_labels: Whether to cut all cells to the size of the smallest instead (but with "demographic_parity"), so
+            that labels become equally frequent as well. The accuracies that the paper reports speak for this.
+        arguments: As for [`FairBatch`][fairbatch_lightning.FairBatch]: groups, labels, positive_label, loader, seed.
     """
 
+    _to_largest = False
+
+    def __init__(self, criterion: str = "equalized_odds", *, across_labels: bool = False, **arguments: Any) -> None:
+        super().__init__(criterion, **arguments)
+        self._across_labels = across_labels
+
     def samples(self, index: GroupIndex) -> Array:
-        """Return the samples that are left."""
-        positive = self.positive(index) if self.criterion == "equal_opportunity" else None
-        return evened(index, self.criterion, positive, np.random.default_rng(self._seed))
+        """Return the samples to train on, in rising order: some left out, or some several times."""
+        random = np.random.default_rng(self._seed)
+        labels, groups = (part.numpy() for part in index.labels_and_groups(slice(None)))
+        if self.criterion == "demographic_parity":
+            return even(groups, random, to_largest=self._to_largest)
+        if self._across_labels:
+            return even(index.cells, random, to_largest=self._to_largest)
+        only = self.positive(index) if self.criterion == "equal_opportunity" else None
+        chosen = []
+        for row in range(index.shape[0]):
+            samples = np.flatnonzero(labels == row)
+            if only is None or row == only:
+                samples = samples[even(groups[samples], random, to_largest=self._to_largest)]
+            chosen.append(samples)
+        return np.sort(np.concatenate(chosen))
 
 
-class Boosting(ForCriterion):
+class Boosting(Cutting):
     """Repeats samples until every group is as large as the largest; the paper's "Boosting" (section 4).
 
         Trainer(callbacks=[Boosting(groups="race")])
 
-    What is evened out depends on the criterion as for [`Cutting`][fairbatch_lightning.baselines.Cutting]. All samples
+    What is evened out depends on the arguments as for [`Cutting`][fairbatch_lightning.baselines.Cutting]. All samples
     are trained on; which of them once more than others is decided once, at random, by `seed`. Epochs become longer.
     """
 
-    def samples(self, index: GroupIndex) -> Array:
-        """Return all samples, some of them several times."""
-        positive = self.positive(index) if self.criterion == "equal_opportunity" else None
-        return evened(index, self.criterion, positive, np.random.default_rng(self._seed), to_largest=True)
+    _to_largest = True
 
 
-def evened(
-    index: GroupIndex, criterion: str, positive: int | None, random: np.random.Generator, *, to_largest: bool = False
-) -> Array:
-    """Return samples of which every group has as many as the smallest, or as the largest, in rising order.
+def even(groups: Array, random: np.random.Generator, *, to_largest: bool) -> Array:
+    """Return places in `groups`, in rising order: of every group as many as of the smallest, or of the largest.
 
-    Args:
-        index: The cells of all samples.
-        criterion: What is to be even, see `Cutting`.
-        positive: The row of the positive label, for equal opportunity.
-        random: Decides which samples are left out, or repeated once more than others.
-        to_largest: Repeat samples instead of leaving some out.
+    >>> even(np.array([0, 0, 0, 7]), np.random.default_rng(0), to_largest=True)
+    array([0, 1, 2, 3, 3, 3])
     """
-    labels, groups = (part.numpy() for part in index.labels_and_groups(slice(None)))
-    if criterion == "demographic_parity":
-        return _even_groups(groups, random, to_largest)
-    chosen = []
-    for row in range(index.shape[0]):
-        samples = np.flatnonzero(labels == row)
-        even = criterion == "equalized_odds" or row == positive
-        chosen.append(samples[_even_groups(groups[samples], random, to_largest)] if even else samples)
-    return np.sort(np.concatenate(chosen))
-
-
-def _even_groups(groups: Array, random: np.random.Generator, to_largest: bool) -> Array:
-    """Return places, of every group that occurs the same number."""
     present = [np.flatnonzero(groups == group) for group in np.unique(groups)]
     size = (max if to_largest else min)(map(len, present))
     chosen = []

@@ -1,0 +1,237 @@
+"""Draw the paper's figures, from what `run.py` left and from some more trainings.
+
+    python examples/paper/figures.py --data DIRECTORY
+
+Their curves are kept in --output, next to the results of `run.py`, and not measured again. The figures, in --pictures:
+
+| file | shows | paper |
+|---|---|---|
+| share_path.png | how FairBatch moves the shares over the surface of the disparity, on COMPAS | Figure 1a |
+| curves.png | the disparity over the epochs, of all methods | Figures 4 to 6 |
+| tradeoff_*.png | accuracy and disparity for several thresholds | Figure 7 |
+| class_weights.png | the weights of the cells in AdaFair's models and FairBatch's batches | Figure 8 |
+| importance.png | the disparity over the epochs, with and without importance sampling | Figure 9 |
+
+All but the first are of the synthetic data. What is missing in --output is left out, and said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import lightning as L
+import torch
+
+from data import Problem, problem  # isort: skip - first: it tells where the other examples are
+from matplotlib.figure import Figure
+from methods import METHODS
+from run import SAME_FOR_ALL, Run, confusion_of, quiet, save
+from tables import scores
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from fairbatch_lightning.disparities import equalized_odds_disparity, group_confusion
+from fairbatch_lightning.plots import TradeOffPoint, runs_figure, tradeoff_figure
+
+CRITERIA = ("equal_opportunity", "demographic_parity")
+LOW = {"equal_opportunity": 0.02, "demographic_parity": 0.05}
+"""A disparity that counts as low, a little above what FairBatch ends with."""
+THRESHOLDS = (0.0, 0.1, 0.2, 0.3, 0.5, float("inf"))
+FIRST_MODELS = {"LBC": {"rounds": 2}, "AdaFair": {"rounds": 2}}
+"""Of methods that train many models, the paper's curves show the first."""
+
+
+class Watch(L.Callback):
+    """Measures accuracy and disparity on the test set after every epoch."""
+
+    def __init__(self, given: Problem, criterion: str) -> None:
+        self._test, self._criterion = given.test, criterion
+        self.scores: list[tuple[float, float]] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.scores.append(scores(confusion_of(module, self._test), self._criterion))
+
+
+class Curves:
+    """Curves of trainings on the synthetic data, each measured once."""
+
+    def __init__(self, folder: Path, data: Path | None, epochs: int | None) -> None:
+        loaded = problem("synthetic", data, 0)
+        self._folder, self._problem = folder, loaded if epochs is None else replace(loaded, epochs=epochs)
+
+    def curve(self, method: str, criterion: str, seed: int, setting: Mapping[str, Any]) -> list[tuple[float, float]]:
+        """Return accuracy and disparity on the test set after every epoch."""
+        name = "_".join(f"{key}={value}" for key, value in setting.items())
+        file = self._folder / f"curve_{criterion}_{method}_{name}_{self._problem.epochs}_{seed}.json"
+        if not file.exists():
+            watch = Watch(self._problem, criterion)
+            METHODS[method](replace(self._problem, callbacks=(watch,)), criterion, seed, **setting)
+            save(file, watch.scores)
+        return [tuple(pair) for pair in json.loads(file.read_text())]
+
+    def disparities(self, method: str, criterion: str, seeds: Sequence[int], setting: Mapping) -> list[float]:
+        """Return the mean disparity over seeds after every epoch."""
+        found = [self.curve(method, criterion, seed, setting) for seed in seeds]
+        return [fmean(disparity for _, disparity in epoch) for epoch in zip(*found, strict=True)]
+
+
+def result(folder: Path, *run: Any) -> dict[str, Any] | None:
+    """Return what `run.py` found, or say that it is missing."""
+    file = Run(*run).file(folder)
+    if not file.exists():
+        print(f"Left out, for lack of {file}")
+        return None
+    return json.loads(file.read_text())
+
+
+def methods_over_epochs(folder: Path, curves: Curves) -> Figure:
+    """Draw the disparities of all methods, with the settings that were chosen, over the epochs."""
+    runs = {}
+    for method in tqdm(METHODS, "curves"):
+        found = {}
+        for criterion in CRITERIA:
+            known = result(folder, "synthetic", "any" if method in SAME_FOR_ALL else criterion, method, 0)
+            if known is not None:
+                setting = {**known["setting"], **FIRST_MODELS.get(method, {})}
+                found[criterion] = curves.disparities(method, criterion, [0], setting)
+        if len(found) == len(CRITERIA):
+            runs[method] = range(1, len(found[CRITERIA[0]]) + 1), found
+    return runs_figure(runs, CRITERIA, "epoch")
+
+
+def importance_over_epochs(curves: Curves, seeds: Sequence[int]) -> Figure:
+    """Draw FairBatch's disparity over the epochs with and without importance sampling; print when it is low."""
+    runs = {}
+    for name, setting in (("FairBatch", {}), ('importance="loss"', {"importance": "loss"})):
+        found = {}
+        for criterion in tqdm(CRITERIA, name):
+            found[criterion] = curves.disparities("FairBatch", criterion, seeds, setting)
+            each = [curves.disparities("FairBatch", criterion, [seed], setting) for seed in seeds]
+            first = [first_low(disparities, LOW[criterion]) for disparities in each]
+            end = found[criterion][-1]
+            print(f"{name}, {criterion}: at most {LOW[criterion]} from epochs {first} on, ends at {end:.3f}")
+        runs[name] = range(1, len(found[CRITERIA[0]]) + 1), found
+    return runs_figure(runs, CRITERIA, "epoch")
+
+
+def first_low(disparities: list[float], limit: float) -> int | None:
+    """Return the first epoch, from 1, after which the disparity is at most the limit for ten epochs.
+
+    >>> first_low([0.3, 0.1, 0.3, *[0.1] * 10], 0.1), first_low([0.3], 0.1)
+    (4, None)
+    """
+    for start in range(len(disparities) - 9):
+        if max(disparities[start : start + 10]) <= limit:
+            return start + 1
+    return None
+
+
+def thresholds(curves: Curves, criterion: str, seeds: Sequence[int]) -> Figure:
+    """Draw accuracy against disparity for several thresholds."""
+    points = []
+    for threshold in tqdm(THRESHOLDS, f"thresholds, {criterion}"):
+        ends = [curves.curve("FairBatch", criterion, seed, {"threshold": threshold})[-1] for seed in seeds]
+        accuracy, disparity = (fmean(values) for values in zip(*ends, strict=True))
+        print(f"{criterion}, threshold {threshold:g}: accuracy {accuracy:.3f}, disparity {disparity:.3f}")
+        points.append(TradeOffPoint("plain" if threshold == float("inf") else f"{threshold:g}", accuracy, disparity))
+    return tradeoff_figure(points, criterion.replace("_", " "))
+
+
+def solved(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Return the logits of logistic regression with weights of the samples, solved by Newton's method."""
+    x = torch.column_stack([x, torch.ones(len(x))]).double()
+    solution = torch.zeros(x.shape[1], dtype=torch.float64)
+    for _ in range(12):
+        chance = torch.sigmoid(x @ solution)
+        slope = x.T @ (weights * (chance - y)) + 1e-3 * solution
+        bend = (x * (weights * chance * (1 - chance)).unsqueeze(1)).T @ x + 1e-3 * torch.eye(x.shape[1])
+        solution = solution - torch.linalg.solve(bend, slope)
+    return x @ solution
+
+
+def surface(given: Problem, grid: Tensor) -> Tensor:
+    """Return the disparity of equalized odds on the training set, by the second group's shares of both labels."""
+    x, y, z = given.train.tensors
+    counts = torch.zeros(4).index_add(0, 2 * y + z, torch.ones(len(y))).view(2, 2)
+    found = torch.zeros(len(grid), len(grid))
+    for row, share_of_0 in enumerate(grid):
+        for column, share_of_1 in enumerate(grid):
+            shares = torch.tensor([[1 - share_of_0, share_of_0], [1 - share_of_1, share_of_1]])
+            weights = (shares * counts.sum(1, keepdim=True) / counts)[y, z]
+            predictions = (solved(x, y, weights) > 0).long()
+            found[row, column] = equalized_odds_disparity(
+                group_confusion(predictions, y, z, num_labels=2, num_groups=2)
+            )
+    return found
+
+
+def share_path(folder: Path, data: Path) -> Figure | None:
+    """Draw the path of the shares over the surface of the disparity on COMPAS."""
+    grid = torch.linspace(0.02, 0.98, 33)
+    paths = {name: result(folder, "compas", "equalized_odds", name, 0) for name in ("FairBatch", "FairBatch, errors")}
+    if not any(paths.values()):
+        return None
+    figure = Figure(figsize=(6.4, 5), layout="constrained")
+    panel = figure.subplots()
+    colours = panel.contourf(grid, grid, surface(problem("compas", data, 0), grid), levels=16, cmap="Blues")
+    figure.colorbar(colours, label="equalized odds disparity of a model trained with these shares")
+    for (name, found), style in zip(paths.items(), ("k-", "r--"), strict=True):
+        if found is not None:
+            path = torch.tensor(found["weights"])[:, :, 1]
+            panel.plot(path[:, 1], path[:, 0], style, label=f"{name}, alpha={found['setting']['alpha']:g}")
+            panel.plot(*path[-1].flip(0), style[0] + "o")
+    panel.set(xlabel="share of women among the rearrested", ylabel="share of women among the others")
+    panel.legend(loc="upper left")
+    return figure
+
+
+def class_weights(folder: Path, data: Path | None) -> Figure | None:
+    """Draw the weights of the cells, in AdaFair's models and in FairBatch's batches."""
+    known = {name: result(folder, "synthetic", "equalized_odds", name, 0) for name in ("AdaFair", "FairBatch")}
+    if not all(known.values()):
+        return None
+    y = problem("synthetic", data, 0).train.tensors[1]
+    rows = torch.bincount(y) / len(y)
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for panel, name, unit in zip(figure.subplots(1, 2), known, ("model", "epoch"), strict=True):
+        weights = torch.tensor(known[name]["weights"])
+        weights = weights if name == "AdaFair" else weights * rows.unsqueeze(1)
+        for number, style in enumerate(("C0-", "C0--", "C1-", "C1--")):
+            panel.plot(weights.flatten(1)[:, number], style, label=f"y={number // 2}, z={number % 2}")
+        panel.set(title=name, xlabel=unit, ylabel="weight of the cell", ylim=(0, None))
+        panel.legend(frameon=False)
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="the directory with the data")
+    parser.add_argument("--output", type=Path, default=Path("paper_results"), help="where the results of run.py are")
+    parser.add_argument("--pictures", type=Path, default=Path("paper_results"), help="directory for the figures")
+    parser.add_argument("--seeds", type=int, default=3, help="of thresholds and importance sampling")
+    parser.add_argument("--epochs", type=int, help="of every model; default: as in run.py")
+    args = parser.parse_args()
+    quiet()
+    args.pictures.mkdir(parents=True, exist_ok=True)
+    curves = Curves(args.output, args.data, args.epochs)
+    figures = {
+        "share_path": None if args.data is None else share_path(args.output, args.data),
+        "class_weights": class_weights(args.output, args.data),
+        "curves": methods_over_epochs(args.output, curves),
+        "importance": importance_over_epochs(curves, range(args.seeds)),
+        **{f"tradeoff_{criterion}": thresholds(curves, criterion, range(args.seeds)) for criterion in CRITERIA},
+    }
+    for name, figure in figures.items():
+        if figure is not None:
+            figure.savefig(args.pictures / f"{name}.png", dpi=100)
+
+
+if __name__ == "__main__":
+    main()
