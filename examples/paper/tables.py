@@ -72,19 +72,40 @@ def comparison(results: Results, criterion: str) -> list[list[str]]:
     present = [name for name in PROBLEMS if any(key[:2] == (name, criterion) for key in results)]
     header = ["method"]
     for name in present:
-        header += [f"{name}: accuracy", "disparity", "epochs", "seeds", "paper"]
+        header += [f"{name}: {what}" for what in ("accuracy", "disparity", "epochs", "seeds", "paper")]
     rows = [header]
     for method in METHODS:
         row = [method]
         for name in present:
-            found = results.get((name, criterion, method), [])
-            paper = PAPER[criterion].get(method.split(",")[0], ("",) * 3)[PROBLEMS.index(name)]
-            both = zip(*(scores_of(result, criterion) for result in found), strict=True)
-            epochs = [f"{fmean(result['epochs'] for result in found):.0f}", str(len(found))] if found else []
-            row += [*(map(spread, both) if found else ("", "")), *(epochs or ("", "")), paper]
+            row += cells(results.get((name, criterion, method), []), criterion)
+            row.append(PAPER[criterion].get(method.split(",")[0], ("",) * 3)[PROBLEMS.index(name)])
         if any(row[1:]):
             rows.append(row)
     return rows
+
+
+def cells(found: list[dict[str, Any]], criterion: str) -> list[str]:
+    """Return accuracy, disparity, epochs and the number of seeds."""
+    if not found:
+        return [""] * 4
+    accuracies, disparities = zip(*(scores_of(result, criterion) for result in found), strict=True)
+    epochs = fmean(result["epochs"] for result in found)
+    return [spread(accuracies), spread(disparities), f"{epochs:.0f}", str(len(found))]
+
+
+def merged(rows: list[list[str]]) -> list[list[str]]:
+    """Return a table of `comparison` with a single column for each problem, as in the paper."""
+    header, *rest = rows
+    places = range(1, len(header), 5)
+    most = max((row[place + 3] for row in rest for place in places), key=lambda seeds: int(seeds or 0))
+    merged = [["method", *(text for place in places for text in (header[place].split(":")[0], "paper"))]]
+    for row in rest:
+        line = [row[0]]
+        for place in places:
+            few = f" (seeds: {row[place + 3]})" if row[place + 3] not in ("", most) else ""
+            line += [" / ".join(filter(None, row[place : place + 3])) + few, row[place + 4]]
+        merged.append(line)
+    return merged
 
 
 def noise(confusion: Tensor, criterion: str, draws: int = 200) -> float:
@@ -182,6 +203,8 @@ def write_tables(folder: Path) -> str:
     for name, rows in tables.items():
         with (folder / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows(rows)
+        if name in PAPER:
+            tables[name] = merged(rows)
     text = "\n\n".join(f"## {name.replace('_', ' ').capitalize()}\n\n{markdown(rows)}" for name, rows in tables.items())
     (folder / "tables.md").write_text(f"{text}\n")
     return text
