@@ -98,6 +98,7 @@ class ShareController:
         threshold: Gaps up to this size are left alone: the trade-off between accuracy and fairness.
         min_share: No cell with samples gets less of its row than this. Shares that start below are lifted to it.
         compare: How the groups of a row are compared: "row", "neighbours" (as the paper implemented it) or "all".
+        pull: With every update all shares go back towards those they started from by `pull * alpha` of the way.
 
     >>> controller = ShareController(torch.tensor([[30, 10], [20, 20]]), alpha=0.1)
     >>> controller.update(torch.tensor([[0.2, 0.6], [0.3, 0.4]]))
@@ -115,24 +116,26 @@ class ShareController:
         threshold: float = 0.0,
         min_share: float = 0.0,
         compare: Compare = "row",
+        pull: float = 0.0,
     ) -> None:
-        check_settings(alpha, threshold, min_share, compare)
+        check_settings(alpha, threshold, min_share, compare, pull)
         self.alpha, self.threshold, self.min_share, self.compare = alpha, threshold, min_share, compare
+        self.pull = pull
         self._present = counts > 0
         self._check_room()
-        self.shares = lift_to_floor(natural_shares(counts), self._present, min_share)
+        self._start = lift_to_floor(natural_shares(counts), self._present, min_share)
+        self.shares = self._start.clone()
         self.updates = 0
 
     def update(self, signal: Tensor) -> Tensor:
         """Shift the row with the largest gap, if that is above the threshold; return all gaps `(Y,)`."""
         signal = signal.detach().to("cpu", torch.float64)
         gaps = row_gaps(signal, self.compare)
-        worst = _last_argmax(gaps)
+        worst, alpha = _last_argmax(gaps), self._step_size()
+        shares = self.shares.clone()
         if worst is not None and gaps[worst] > self.threshold:
-            self.shares = self.shares.clone()
-            self.shares[worst] = shift_row(
-                self.shares[worst], signal[worst], self._step_size(), self.min_share, self.compare
-            )
+            shares[worst] = shift_row(shares[worst], signal[worst], alpha, self.min_share, self.compare)
+        self.shares = torch.lerp(shares, self._start, min(1.0, self.pull * alpha)) if self.pull else shares
         self.updates += 1
         return gaps
 
@@ -164,7 +167,7 @@ class ShareController:
             )
 
 
-def check_settings(alpha: Alpha, threshold: float, min_share: float, compare: str) -> None:
+def check_settings(alpha: Alpha, threshold: float, min_share: float, compare: str, pull: float) -> None:
     """Raise for settings that no data could make right, so that mistakes surface before training starts."""
     if not callable(alpha):
         _check_alpha(alpha)
@@ -173,6 +176,8 @@ def check_settings(alpha: Alpha, threshold: float, min_share: float, compare: st
     if not (isinstance(min_share, Real) and 0 <= min_share <= 1):
         raise ValueError(f"Expected argument `min_share` to be between 0 and 1 but got {min_share!r}.")
     check_compare(compare)
+    if isinstance(pull, bool) or not (isinstance(pull, Real) and 0 <= pull < math.inf):
+        raise ValueError(f"Expected argument `pull` to be a number of at least 0 but got {pull!r}.")
 
 
 def _check_alpha(alpha: object, origin: str = "") -> None:

@@ -51,6 +51,7 @@ class Settings:
     min_share: float
     min_samples: int
     compare: Compare
+    pull: float
     positive_label: int | str
     loss: PerSampleLoss | str | None
     logits: str | None
@@ -61,7 +62,7 @@ class Settings:
     seed: int
 
     def __post_init__(self) -> None:
-        check_settings(self.alpha, self.threshold, self.min_share, self.compare)
+        check_settings(self.alpha, self.threshold, self.min_share, self.compare, self.pull)
         self._check_criterion()
         self.per_sample_loss()
         self._check_estimate()
@@ -100,6 +101,7 @@ class Settings:
             threshold=self.threshold,
             min_share=self.min_share,
             compare=self.compare,
+            pull=self.pull,
         )
 
     def new_estimate(self) -> Estimate:

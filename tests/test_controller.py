@@ -223,6 +223,48 @@ def test_shares_stay_shares(problem, compare, alpha, min_share):
         assert len(moved) <= 1
 
 
+class TestPull:
+    def test_all_rows_go_back_after_the_step(self):
+        controller = ShareController(torch.tensor([[30, 10], [20, 20]]), alpha=0.1, pull=2.0)
+        controller.update(torch.tensor([[0.2, 0.6], [0.3, 0.4]]))
+        torch.testing.assert_close(controller.shares[0, 1], torch.tensor(0.25 + 0.8 * 0.1).double())
+        controller.update(torch.tensor([[0.2, 0.2], [0.3, 0.4]]))
+        torch.testing.assert_close(controller.shares[0, 1], torch.tensor(0.25 + 0.8**2 * 0.1).double())
+        torch.testing.assert_close(controller.shares[1, 1], torch.tensor(0.5 + 0.8 * 0.1).double())
+
+    @pytest.mark.parametrize("pull", [1.5, 4.0, 1000.0])
+    def test_shares_go_no_further_than_it_lets_them(self, pull):
+        controller = ShareController(torch.tensor([[90, 10]]), alpha=0.01, pull=pull)
+        for _ in range(2000):
+            controller.update(torch.tensor([[0.1, 0.9]]))
+        assert controller.shares[0, 1] - 0.1 <= 1 / pull
+        if pull < 100:
+            assert controller.shares[0, 1] - 0.1 > 0.95 * min(1 / pull - 0.01, 0.9)
+
+    def test_no_drift_along_equally_fair_shares(self):
+        """Where only the difference of the labels' shares matters, and nothing is fair to both labels at once."""
+        ends = {}
+        for pull in (0.0, 3.0):
+            controller = ShareController(torch.tensor([[60, 40], [60, 40]]), alpha=0.005, pull=pull)
+            for _ in range(2000):
+                lean = float(controller.shares[0, 0] - controller.shares[1, 0])
+                controller.update(torch.tensor([[0.2 - lean, 0.1], [0.2 + lean, 0.1]]))
+            ends[pull] = controller.shares[:, 0]
+        assert (ends[0.0] > 0.99).all()
+        assert (ends[3.0] < 0.6 + 1 / 3).all()
+
+    @settings(deadline=None, max_examples=100)
+    @given(problems(), st.sampled_from([0.1, 3.0, 50.0]), st.sampled_from([0.0, 0.2]))
+    def test_shares_stay_shares(self, problem, pull, min_share):
+        counts, signals = problem
+        controller = ShareController(counts, alpha=0.1, pull=pull, min_share=min_share)
+        for signal in signals:
+            controller.update(signal)
+            torch.testing.assert_close(controller.shares.sum(1), torch.ones(len(counts), dtype=torch.float64))
+            assert (controller.shares[counts > 0] >= min_share - 1e-12).all()
+            assert (controller.shares[counts == 0] == 0).all()
+
+
 @settings(deadline=None, max_examples=200)
 @given(problems(distinct=True), st.sampled_from(["row", "all"]), st.randoms(use_true_random=False))
 def test_order_of_groups_does_not_matter(problem, compare, random):
@@ -315,6 +357,8 @@ def test_state_restores_shares_and_schedule():
         ({"threshold": -1}, "`threshold` to be a number of at least 0 but got -1"),
         ({"min_share": 1.5}, "`min_share` to be between 0 and 1 but got 1.5"),
         ({"min_share": 0.6}, "`min_share` to be at most 1/2 because a label has 2 groups, but got 0.6"),
+        ({"pull": -1}, "`pull` to be a number of at least 0 but got -1"),
+        ({"pull": math.inf}, "`pull` to be a number of at least 0 but got inf"),
         ({"compare": "pairs"}, "`compare` to be one of .* but got 'pairs'"),
     ],
 )

@@ -236,13 +236,12 @@ METHODS: dict[str, Callable[..., Trained]] = {
     "FairBatch": with_callback(FairBatch),
     "FairBatch, errors": with_callback(by_error),
 }
-ALPHAS = [{"alpha": alpha} for alpha in (0.001, 0.005)]
 CANDIDATES: dict[str, list[dict[str, Any]]] = {
     "LBC": [{"step": step} for step in (1.0, 4.0)],
     "FC": [{"weight": weight} for weight in (0.3, 1.0, 3.0)],
     "AD": [{"weight": weight} for weight in (0.5, 2.0)],
     "FairDRO": [{"radius": radius} for radius in (0.1, 0.5)],
-    "FairBatch": ALPHAS,
-    "FairBatch, errors": ALPHAS,
+    "FairBatch": [{"alpha": alpha} for alpha in (0.001, 0.005)],
+    "FairBatch, errors": [{"pull": pull} for pull in (0.0, 3.0)],
 }
 """The settings to choose from by cross-validation; methods that are not here have none."""
