@@ -4,6 +4,7 @@ import csv
 import hashlib
 import importlib
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 import processes
 import pytest
 import torch
+
+from fairbatch_lightning.disparities import group_confusion
 
 PAPER = Path(__file__).parent.parent / "examples" / "paper"
 
@@ -181,6 +184,61 @@ class TestMethods:
         assert after["accuracy"] > before["accuracy"] - 0.08
 
 
+class TestReferences:
+    def test_solved_is_where_the_slope_is_zero(self):
+        x, y, z = module("data").problem("synthetic", None, 0).train.tensors
+        weights = torch.tensor([[0.5, 2.0], [1.0, 1.5]])[y, z].double()
+        logits = module("methods").solved(x, y, weights)(x)
+        slope = x.T.double() @ (weights * (torch.sigmoid(logits) - y))
+        assert slope.abs().max() < 0.01  # but for the tiny ridge
+
+    @pytest.mark.parametrize("criterion", ["equal_opportunity", "equalized_odds", "demographic_parity"])
+    def test_best_thresholds_are_those_of_trying_all(self, criterion):
+        random = torch.Generator().manual_seed(0)
+        y, z = torch.randint(2, (2, 60), generator=random)
+        logits = torch.randn(60, generator=random).double() + y + 0.8 * z
+        scores = module("tables").scores
+        found, tried = None, []
+        for first in [logits.min() - 2, *logits]:
+            for second in [logits.min() - 2, *logits]:
+                positive = (logits > torch.where(z == 0, first, second)).long()
+                confusion = group_confusion(positive, y, z, num_labels=2, num_groups=2)
+                tried.append(scores(confusion, criterion))
+        chosen = module("best_thresholds").best_thresholds(logits, y, z, criterion, 0.05)
+        positive = (logits > torch.tensor(chosen).double()[z]).long()
+        found = scores(group_confusion(positive, y, z, num_labels=2, num_groups=2), criterion)
+        assert found[1] <= 0.05
+        assert found[0] == max(accuracy for accuracy, disparity in tried if disparity <= 0.05)
+
+    def test_noise_is_what_a_fair_model_shows(self):
+        """Two groups of 50 and 200 positives, half of them found: by how much the small one's rate is off by chance."""
+        noise = module("tables").noise
+        confusion = torch.tensor([[[30, 20], [25, 25]], [[100, 100], [100, 100]]])
+        expected = 0.8 * math.sqrt(2 / math.pi) * math.sqrt(0.25 / 50 + 0.25 / 200)
+        assert noise(confusion, "equal_opportunity", 20_000) == pytest.approx(expected, rel=0.05)
+        assert noise(confusion, "equalized_odds", 2_000) > 1.2 * expected
+        rate, sizes = 245 / 500, (100, 400)
+        expected = 0.8 * math.sqrt(2 / math.pi * rate * (1 - rate) * sum(1 / size for size in sizes))
+        assert noise(confusion, "demographic_parity", 20_000) == pytest.approx(expected, rel=0.05)
+
+    def test_first_epoch_of_ten_that_are_low(self):
+        first_low = module("figures").first_low
+        assert first_low([0.3, 0.1, 0.3, *[0.1] * 10], 0.1) == 4
+        assert first_low([0.1] * 9, 0.1) is None
+
+    def test_surface_is_low_where_the_groups_are_drawn_alike(self):
+        """On data whose groups differ in nothing but their number."""
+        x = torch.randn(4000, 2, generator=torch.Generator().manual_seed(0))
+        z = (torch.arange(4000) % 4 == 0).long()
+        y = (x[:, 0] + torch.randn(4000, generator=torch.Generator().manual_seed(1)) > 0).long()
+        data = module("data")
+        dataset = torch.utils.data.TensorDataset(torch.column_stack([x, z]), y, z)
+        given = data.Problem("toy", dataset, dataset, 100, 0.1, 1)
+        found = module("figures").surface(given, torch.tensor([0.1, 0.5, 0.9]))
+        assert found.diagonal().max() < 0.05
+        assert min(found[0, 2], found[2, 0]) > 0.3
+
+
 @pytest.mark.slow
 def test_tables_are_written_and_nothing_is_trained_twice(tmp_path):
     options = ["--problems", "synthetic", "--criteria", "equalized_odds", "--epochs", 1, "--seeds", 2, "--folds", 2]
@@ -200,6 +258,16 @@ def test_tables_are_written_and_nothing_is_trained_twice(tmp_path):
     assert choice["chosen"] in choice["candidates"]
     with (tmp_path / "out" / "equalized_odds.csv").open() as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
-    assert rows["FairBatch"]["paper"] == ".856 / .038 / 400"
-    assert rows["LBC"]["epochs"] == "10"
+    assert rows["FairBatch"]["synthetic: paper"] == ".856 / .038 / 400"
+    assert rows["LBC"]["synthetic: epochs"] == "10"
+    with (tmp_path / "out" / "equalized_odds_changes.csv").open() as file:
+        changed = {row["method"]: row for row in csv.DictReader(file)}
+    assert (changed["FairBatch"]["paper: removed"], changed["FairBatch"]["paper: accuracy"]) == ("67%", "-.029")
+    assert "| .856 / .038 / 400 |" in first.stdout
+    pictures = [PAPER / "figures.py", "--epochs", 2, "--seeds", 1, "--output", tmp_path / "out"]
+    figures = processes.run_script(*pictures, "--pictures", tmp_path / "pictures", output=tmp_path / "figures")
+    assert figures.returncode == 0, figures.stderr[-3000:]
+    assert "for lack of" in figures.stdout
+    drawn = {path.stem for path in (tmp_path / "pictures").glob("*.png")}
+    assert drawn == {"curves", "importance", "tradeoff_equal_opportunity", "tradeoff_demographic_parity"}
     assert rows["LR"]["synthetic: accuracy"].count("±") == 1

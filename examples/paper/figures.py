@@ -30,7 +30,7 @@ import torch
 
 from data import Problem, problem  # isort: skip - first: it tells where the other examples are
 from matplotlib.figure import Figure
-from methods import METHODS
+from methods import METHODS, solved
 from run import SAME_FOR_ALL, Run, confusion_of, quiet, save
 from tables import scores
 from torch import Tensor
@@ -143,18 +143,6 @@ def thresholds(curves: Curves, criterion: str, seeds: Sequence[int]) -> Figure:
     return tradeoff_figure(points, criterion.replace("_", " "))
 
 
-def solved(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """Return the logits of logistic regression with weights of the samples, solved by Newton's method."""
-    x = torch.column_stack([x, torch.ones(len(x))]).double()
-    solution = torch.zeros(x.shape[1], dtype=torch.float64)
-    for _ in range(12):
-        chance = torch.sigmoid(x @ solution)
-        slope = x.T @ (weights * (chance - y)) + 1e-3 * solution
-        bend = (x * (weights * chance * (1 - chance)).unsqueeze(1)).T @ x + 1e-3 * torch.eye(x.shape[1])
-        solution = solution - torch.linalg.solve(bend, slope)
-    return x @ solution
-
-
 def surface(given: Problem, grid: Tensor) -> Tensor:
     """Return the disparity of equalized odds on the training set, by the second group's shares of both labels."""
     x, y, z = given.train.tensors
@@ -164,7 +152,7 @@ def surface(given: Problem, grid: Tensor) -> Tensor:
         for column, share_of_1 in enumerate(grid):
             shares = torch.tensor([[1 - share_of_0, share_of_0], [1 - share_of_1, share_of_1]])
             weights = (shares * counts.sum(1, keepdim=True) / counts)[y, z]
-            predictions = (solved(x, y, weights) > 0).long()
+            predictions = (solved(x, y, weights)(x) > 0).long()
             found[row, column] = equalized_odds_disparity(
                 group_confusion(predictions, y, z, num_labels=2, num_groups=2)
             )
