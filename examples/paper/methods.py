@@ -162,7 +162,7 @@ def violations(found: Tensor, criterion: str) -> Tensor:
 
 
 def label_bias_correction(
-    problem: Problem, criterion: str, seed: int, *, rounds: int = 10, step: float = 1.0
+    problem: Problem, criterion: str, seed: int, *, rounds: int = 10, step: float = 2.0
 ) -> Trained:
     """LBC: train a whole model, change the weights of the cells by how unfair it is, and again."""
     start, multipliers, history = time.perf_counter(), torch.zeros(2, 2), []
@@ -253,7 +253,6 @@ METHODS: dict[str, Callable[..., Trained]] = {
     "FairBatch, errors": with_callback(by_error),
 }
 CANDIDATES: dict[str, list[dict[str, Any]]] = {
-    "LBC": [{"step": step} for step in (1.0, 4.0)],
     "FC": [{"weight": weight} for weight in (0.3, 1.0, 3.0)],
     "AD": [{"weight": weight} for weight in (0.5, 2.0)],
     "FairDRO": [{"radius": radius} for radius in (0.1, 0.5)],
