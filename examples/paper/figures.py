@@ -30,8 +30,8 @@ import torch
 
 from data import Problem, problem  # isort: skip - first: it tells where the other examples are
 from matplotlib.figure import Figure
-from methods import METHODS, solved
-from run import SAME_FOR_ALL, Run, confusion_of, quiet, save
+from methods import CANDIDATES, METHODS, solved
+from run import Run, confusion_of, quiet, save
 from tables import scores
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -93,13 +93,14 @@ def result(folder: Path, *run: Any) -> dict[str, Any] | None:
 def methods_over_epochs(folder: Path, curves: Curves) -> Figure:
     """Draw the disparities of all methods, with the settings that were chosen, over the epochs."""
     runs = {}
-    for method in tqdm(METHODS, "curves"):
+    for method in tqdm([method for method in METHODS if method != "FairDRO"], "curves"):  # which is for equalized odds
         found = {}
         for criterion in CRITERIA:
-            known = result(folder, "synthetic", "any" if method in SAME_FOR_ALL else criterion, method, 0)
+            known = {"setting": FIRST_MODELS.get(method, {})}
+            if method in CANDIDATES:
+                known = result(folder, "synthetic", criterion, method, 0)
             if known is not None:
-                setting = {**known["setting"], **FIRST_MODELS.get(method, {})}
-                found[criterion] = curves.disparities(method, criterion, [0], setting)
+                found[criterion] = curves.disparities(method, criterion, [0], known["setting"])
         if len(found) == len(CRITERIA):
             runs[method] = range(1, len(found[CRITERIA[0]]) + 1), found
     return runs_figure(runs, CRITERIA, "epoch")
@@ -159,21 +160,20 @@ def surface(given: Problem, grid: Tensor) -> Tensor:
     return found
 
 
-def share_path(folder: Path, data: Path) -> Figure | None:
-    """Draw the path of the shares over the surface of the disparity on COMPAS."""
-    grid = torch.linspace(0.02, 0.98, 33)
-    paths = {name: result(folder, "compas", "equalized_odds", name, 0) for name in ("FairBatch", "FairBatch, errors")}
-    if not any(paths.values()):
-        return None
+def share_path(data: Path, epochs: int | None) -> Figure:
+    """Draw the path of the shares over the surface of the disparity on COMPAS, without and with `pull`."""
+    grid, given = torch.linspace(0.02, 0.98, 33), problem("compas", data, 0)
     figure = Figure(figsize=(6.4, 5), layout="constrained")
     panel = figure.subplots()
-    colours = panel.contourf(grid, grid, surface(problem("compas", data, 0), grid), levels=16, cmap="Blues")
+    colours = panel.contourf(grid, grid, surface(given, grid), levels=16, cmap="Blues")
     figure.colorbar(colours, label="equalized odds disparity of a model trained with these shares")
-    for (name, found), style in zip(paths.items(), ("k-", "r--"), strict=True):
-        if found is not None:
-            path = torch.tensor(found["weights"])[:, :, 1]
-            panel.plot(path[:, 1], path[:, 0], style, label=f"{name}, alpha={found['setting']['alpha']:g}")
-            panel.plot(*path[-1].flip(0), style[0] + "o")
+    for pull, style in ((0.0, "k-"), (3.0, "r--")):
+        trained = METHODS["FairBatch"](
+            replace(given, epochs=epochs or given.epochs), "equalized_odds", 0, loss="error", pull=pull
+        )
+        path = torch.tensor(trained.weights)[:, :, 1]
+        panel.plot(path[:, 1], path[:, 0], style, label=f'FairBatch(loss="error", pull={pull:g})')
+        panel.plot(*path[-1].flip(0), style[0] + "o")
     panel.set(xlabel="share of women among the rearrested", ylabel="share of women among the others")
     panel.legend(loc="upper left")
     return figure
@@ -210,7 +210,7 @@ def main() -> None:
     args.pictures.mkdir(parents=True, exist_ok=True)
     curves = Curves(args.output, args.data, args.epochs)
     figures = {
-        "share_path": None if args.data is None else share_path(args.output, args.data),
+        "share_path": None if args.data is None else share_path(args.data, args.epochs),
         "class_weights": class_weights(args.output, args.data),
         "curves": methods_over_epochs(args.output, curves),
         "importance": importance_over_epochs(curves, range(args.seeds)),
