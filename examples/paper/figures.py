@@ -102,7 +102,8 @@ def methods_over_epochs(folder: Path, curves: Curves) -> Figure:
             if known is not None:
                 found[criterion] = curves.disparities(method, criterion, [0], known["setting"])
         if len(found) == len(CRITERIA):
-            runs[method] = range(1, len(found[CRITERIA[0]]) + 1), found
+            epochs = min(map(len, found.values()))  # of Cutting they differ
+            runs[method] = range(1, epochs + 1), {name: curve[:epochs] for name, curve in found.items()}
     return runs_figure(runs, CRITERIA, "epoch")
 
 
