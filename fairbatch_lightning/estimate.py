@@ -16,7 +16,7 @@ from fairbatch_lightning.columns import Source
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.loaders import TrainLoader
 from fairbatch_lightning.losses import SampleLoss
-from fairbatch_lightning.metrics import GroupLoss
+from fairbatch_lightning.metrics import GroupLoss, to_device
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -107,8 +107,3 @@ class Estimate(ABC):
 def on_modules_device(metric: GroupLoss, run: TrainingRun) -> GroupLoss:
     """Return a measurement where the module is: it may have been made before the module was moved."""
     return metric if metric.device == run.module.device else metric.to(run.module.device)
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device without waiting for what the device is doing."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

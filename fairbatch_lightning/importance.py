@@ -17,7 +17,7 @@ from torch import Tensor
 from fairbatch_lightning.draws import Array
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.losses import PerSampleLoss, SampleLoss
-from fairbatch_lightning.metrics import GroupLoss
+from fairbatch_lightning.metrics import GroupLoss, to_device
 
 
 class Importance(ABC):
@@ -88,8 +88,8 @@ class ImportanceSampling:
         """Add a batch that this process has trained on; waits for no device."""
         if self._recent.device != logits.device:
             self._recent = self._recent.to(logits.device)
-        cells = torch.from_numpy(self._index.cells[samples].astype(np.int64))
-        self._recent.add(self._loss(logits, cells), torch.tensor(samples).to(logits.device, non_blocking=True))
+        cells = to_device(torch.from_numpy(self._index.cells[samples].astype(np.int64)), logits.device)
+        self._recent.add(self._loss(logits, cells), to_device(torch.tensor(samples), logits.device))
 
     def weights(self, update: int) -> Array:
         """Return the weights of all samples, from what all processes know by now."""

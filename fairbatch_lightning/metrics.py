@@ -171,3 +171,8 @@ class GroupConfusion(Metric):
                 f" {float(preds.max()):g}. For logits use {type(self).__name__}(..., threshold=0)."
             )
         return (preds > self.threshold).long()
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device without waiting for what the device is doing."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairbatch_lightning.estimate import Estimate, TrainingRun, on_modules_device, to_device
+from fairbatch_lightning.estimate import Estimate, TrainingRun, on_modules_device
 from fairbatch_lightning.evaluated import check_samples_per_cell, draw
 from fairbatch_lightning.evaluation import Evaluation
-from fairbatch_lightning.metrics import GroupLoss
+from fairbatch_lightning.metrics import GroupLoss, to_device
 
 
 class OnlineEstimate(Estimate):

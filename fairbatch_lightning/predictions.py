@@ -14,11 +14,10 @@ from torch.utils.data import DataLoader
 
 from fairbatch_lightning.audit import Audit
 from fairbatch_lightning.disparities import places_in_confusion
-from fairbatch_lightning.estimate import to_device
 from fairbatch_lightning.groups import GroupIndex
 from fairbatch_lightning.held_out import num_replicas, samples_of_batches
 from fairbatch_lightning.losses import classes_of_labels, num_classes, predicted
-from fairbatch_lightning.metrics import GroupConfusion
+from fairbatch_lightning.metrics import GroupConfusion, to_device
 
 
 class ClassNumbers:

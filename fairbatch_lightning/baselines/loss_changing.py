@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fairbatch_lightning.baselines.base import Baseline
 from fairbatch_lightning.capture import LogitsCapture, not_a_submodule, shadowed, watch
-from fairbatch_lightning.estimate import to_device
 from fairbatch_lightning.evaluation import no_logits, returned_logits
 from fairbatch_lightning.loaders import fetches_itself
 from fairbatch_lightning.losses import PerSampleLoss, SampleLoss, resolve_loss
+from fairbatch_lightning.metrics import to_device
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
