@@ -21,7 +21,7 @@ class OnlineEstimate(Estimate):
     all its samples, its row is evaluated instead on `samples_per_cell` of each of its cells. The whole row, because
     losses are compared within it, and those from training are of a slightly older model in training mode. No more
     samples are evaluated than were trained on (but one of each cell), so that frequent updates stay cheap. With
-    `FairBatch(importance=...)` all rows are evaluated: the batches then hold samples with large losses more often.
+    `FairBatch(importance=...)` all rows are evaluated as long as the batches hold some samples of a cell more often.
 
     Args:
         samples_per_cell: How many samples of a cell are enough to know its loss.

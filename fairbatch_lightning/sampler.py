@@ -145,6 +145,8 @@ class FairSampler(DistributedSampler[int]):
         if weights is not None:
             weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu").numpy().copy()
         check_weights(weights, self.index)
+        if weights is not None and (weights == weights[0]).all():
+            weights = None
         self._weights = weights
         self._pass.follow(self._shares, weights)
 

@@ -204,6 +204,15 @@ class TestTraining:
         means = np.bincount(index.cells, losses, 6) / np.bincount(index.cells, minlength=6)
         torch.testing.assert_close(fairbatch.history[-1].losses.flatten(), torch.tensor(means), atol=1e-5, rtol=1e-5)
 
+    def test_training_tells_the_losses_again_when_all_samples_are_alike(self):
+        """Samples are evaluated only after the second epoch: it was the only one with weights."""
+        module, calls = ToyModule(), []
+        module.net.register_forward_hook(lambda *_: calls.append(module.training))
+        fairbatch = FairBatch(groups="group", importance=LossRank(pressure=5.0, decay=0.1))
+        trainer(fairbatch, max_epochs=4).fit(module, loader(Toy()))
+        assert calls.count(True) == 48
+        assert 0 < calls.count(False) == sum(not training for training in calls[24:30])
+
     @pytest.mark.parametrize("update_every", ["epoch", 5])
     @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
     def test_resumes_as_if_nothing_had_happened(self, update_every, num_workers, tmp_path):
