@@ -7,10 +7,10 @@ Their curves are kept in --output, next to the results of `run.py`, and not meas
 | file | shows | paper |
 |---|---|---|
 | share_path.png | how FairBatch moves the shares over the surface of the disparity, on COMPAS | Figure 1a |
-| curves.png | the disparity over the epochs, of all methods | Figures 4 to 6 |
-| tradeoff_*.png | accuracy and disparity for several thresholds | Figure 7 |
-| class_weights.png | the weights of the cells in AdaFair's models and FairBatch's batches | Figure 8 |
-| importance.png | the disparity over the epochs, with and without importance sampling | Figure 9 |
+| curves.png | the disparity over the epochs, of all methods | Figures 3 to 5 |
+| tradeoff_*.png | accuracy and disparity for several thresholds | Figure 6 |
+| class_weights.png | the weights of the cells in AdaFair's models and FairBatch's batches | Figure 7 |
+| importance.png | the disparity over the epochs, with and without importance sampling | Figure 8 |
 
 All but the first are of the synthetic data. What is missing in --output is left out, and said.
 """
