@@ -58,8 +58,8 @@ class FairBatch(AnyCallback):
             samples says little about a group, but may have the largest loss of all.
         compare: How groups are compared: "row" (with their mean), "neighbours" (as the paper implemented it) or "all"
             (every pair). With two groups all three are the same.
-        pull: How strongly shares are drawn back to the data's own: with every update by `pull * alpha` of the way. It
-            keeps them from drifting where many are equally fair, and from going further than `1 / pull`.
+        pull: How strongly all shares are drawn back to the data's own: in every update by `pull * alpha` of the way. It
+            keeps them from drifting where many are equally fair, and from going far; see "How it works".
         positive_label: The label that equal opportunity and demographic parity are about, as the data has it.
         loss: A function `(logits, labels) -> values` with one value per sample, "error" for the 0/1 loss, or None for
             cross-entropy (binary for logits of shape `(B,)` or `(B, 1)`).

@@ -128,7 +128,7 @@ class ShareController:
         self.updates = 0
 
     def update(self, signal: Tensor) -> Tensor:
-        """Shift the row with the largest gap, if that is above the threshold; return all gaps `(Y,)`."""
+        """Shift the row with the largest gap, if that is above the threshold, then pull; return all gaps `(Y,)`."""
         signal = signal.detach().to("cpu", torch.float64)
         gaps = row_gaps(signal, self.compare)
         worst, alpha = _last_argmax(gaps), self._step_size()

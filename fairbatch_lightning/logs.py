@@ -41,10 +41,11 @@ def log_at_once(
         only_csv: Leave out all loggers but Lightning's CSVLogger: for details that are of no use in curves.
         epoch_ended: Whether they are of an epoch that has just ended: Lightning logs those at the epoch's last step.
     """
-    step = trainer.fit_loop.epoch_loop._batches_that_stepped - epoch_ended
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped - (1 if epoch_ended else 0)
     for logger in trainer.loggers:
         if not only_csv or _is_a(logger, "CSVLogger"):
             logger.log_metrics(dict(values), step=step)
+            logger.save()
 
 
 def show(trainer: Trainer, values: Mapping[str, float], *, in_bar: Collection[str] = ()) -> None:

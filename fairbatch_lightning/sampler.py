@@ -151,6 +151,11 @@ class FairSampler(DistributedSampler[int]):
         self._pass.follow(self._shares, weights)
 
     @property
+    def weighted(self) -> bool:
+        """Whether some samples of a cell are drawn more often than others."""
+        return self._weights is not None
+
+    @property
     def started(self) -> bool:
         """Whether any batch of the current pass has been asked for."""
         return self._pass.started

@@ -202,7 +202,7 @@ class FairTraining:
     def update(self, epoch: int | None = None) -> UpdateRecord:
         """Measure the cells' losses, shift the shares, and write it down."""
         trainer, self.run.num_updates = self.run.trainer, len(self.history)
-        self.run.uniform = self._sampler.weights is None
+        self.run.uniform = not self._sampler.weighted
         losses = self._finite_losses(self._estimate.measure(self.run))
         before = self.controller.shares
         signal = signal_of(self._criterion, losses, self.index, self._settings.min_samples)

@@ -3,6 +3,7 @@
 import csv
 import multiprocessing
 import pickle
+from pathlib import Path
 
 import lightning as L
 import pytest
@@ -233,6 +234,20 @@ def test_logs_have_stable_names(tmp_path):
         assert int(row["step"]) == record.step - 1  # where Lightning puts the values of an epoch
     assert run.progress_bar_metrics["fairbatch/gap_max"] == pytest.approx(callback.history[-1].gap_max, rel=1e-5)
     assert run.logged_metrics["fairbatch/share/1/a"] == pytest.approx(float(callback.shares[1, 0]))
+
+
+def test_logs_are_written_as_training_goes_on(tmp_path):
+    """Not only at its end: a run that is killed leaves what happened, even if the module logs nothing itself."""
+    rows = []
+
+    class Count(L.Callback):
+        def on_train_epoch_start(self, run, module):
+            path = Path(run.logger.log_dir) / "metrics.csv"
+            rows.append(path.read_text().count("\n") if path.exists() else 0)
+
+    run = trainer(FairBatch(groups="group"), Count(), logger=CSVLogger(tmp_path))
+    run.fit(ToyModule(), loader())
+    assert rows == [2, 3, 4]  # a header, the shares at the start, and the updates
 
 
 @pytest.mark.parametrize("every", ["epoch", 5])

@@ -84,6 +84,8 @@ def chosen_setting(args: argparse.Namespace, run: Run, given: Problem) -> dict[s
         save(file, {"candidates": candidates, "folds": list(found.values()), "chosen": chosen, "epochs": given.epochs})
     kept = json.loads(file.read_text())
     check_epochs(file, kept["epochs"], given.epochs)
+    if kept["candidates"] != candidates:
+        raise SystemExit(f"{file} is of other candidates, {kept['candidates']}. Remove it, or choose another --output.")
     return kept["chosen"]
 
 

@@ -6,18 +6,19 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
 
 import data  # noqa: F401  # isort: skip - first: it tells where the other examples are
 from methods import METHODS
-from paper_numbers import PAPER, PAPER_SECONDS
+from paper_numbers import PAPER
 from synthetic import DISPARITIES
 from torch import Tensor
 
-PROBLEMS = ("synthetic", "compas", "adult")
+PROBLEMS = {"synthetic": 0.0, "compas": 0.25, "adult": 0.25}
+"""And the size of the test sets compared with the training sets, where seeds split the same samples anew."""
 T_975 = [0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]  # Student's quantile by degrees of freedom
 Results = dict[tuple[str, str, str], list[dict[str, Any]]]
 
@@ -49,11 +50,19 @@ def spread(values: Sequence[float]) -> str:
     return short(fmean(values)) + (f" ± {short(stdev(values))}" if len(values) > 1 else "")
 
 
-def interval(differences: Sequence[float]) -> str:
-    """Return the mean and, of up to ten, half the width of its 95% confidence interval."""
+def interval(differences: Sequence[float], shared: float = 0.0) -> str:
+    """Return the mean and half the width of its 95% confidence interval, for up to ten differences.
+
+    Args:
+        differences: Of two methods, on several splits.
+        shared: The size of test sets compared with training sets, if all are drawn from the same samples: such splits
+            are not independent, and the interval is wider (Nadeau and Bengio, 2003).
+    """
     number = len(differences)
-    half = T_975[min(number, 10) - 1] * stdev(differences) / number**0.5 if number > 1 else None
-    return short(fmean(differences), "+") + ("" if half is None else f" ± {short(half)}")
+    if not 1 < number <= len(T_975):
+        return short(fmean(differences), "+")
+    half = T_975[number - 1] * stdev(differences) * (1 / number + shared) ** 0.5
+    return f"{short(fmean(differences), '+')} ± {short(half)}"
 
 
 def scores(confusion: Tensor, criterion: str) -> tuple[float, float]:
@@ -78,7 +87,7 @@ def comparison(results: Results, criterion: str) -> list[list[str]]:
         row = [method]
         for name in present:
             row += cells(results.get((name, criterion, method), []), criterion)
-            row.append(PAPER[criterion].get(method.split(",")[0], ("",) * 3)[PROBLEMS.index(name)])
+            row.append(PAPER[criterion].get(method, ("",) * 3)[list(PROBLEMS).index(name)])
         if any(row[1:]):
             rows.append(row)
     return rows
@@ -108,8 +117,8 @@ def merged(rows: list[list[str]]) -> list[list[str]]:
     return merged
 
 
-def noise(confusion: Tensor, criterion: str, draws: int = 200) -> float:
-    """Return the mean disparity that a perfectly fair model would show, because the test set is finite.
+def noise(confusion: Tensor, criterion: str, draws: int = 500) -> Tensor:
+    """Return disparities that a perfectly fair model would show on other test sets of this size, `(draws,)`.
 
     It predicts as many positives as the given one, but alike for all groups: among the samples of a label, or, for
     "demographic_parity", among all.
@@ -120,69 +129,60 @@ def noise(confusion: Tensor, criterion: str, draws: int = 200) -> float:
         draws: How many test sets to draw.
     """
     counts = confusion.double()
-    if criterion == "demographic_parity":
-        counts = counts.sum(1, keepdim=True).expand(-1, 2, -1) / 2  # of which the label is of no importance
-        counts[:, 1] = 0
-        counts[:, 0] *= 2
+    if criterion == "demographic_parity":  # for which labels are of no importance
+        totals = counts.sum(1)
+        counts = torch.stack([totals, torch.zeros_like(totals)], 1)
     sizes = counts.sum(2)
     rates = (counts.sum(0)[:, 1] / counts.sum((0, 2)).clamp(min=1)).expand_as(sizes)
     random = torch.Generator().manual_seed(0)
     positive = torch.binomial(sizes.expand(draws, -1, -1), rates.expand(draws, -1, -1), generator=random)
-    drawn = torch.stack([sizes - positive, positive], 3)
-    return fmean(float(DISPARITIES[criterion](one)) for one in drawn)
+    return DISPARITIES[criterion](torch.stack([sizes - positive, positive], 3))
+
+
+def beyond_noise(results: list[dict[str, Any]], criterion: str) -> float:
+    """Return the root mean square disparity, with the part that the finite test sets add taken off."""
+    seen = fmean(scores_of(result, criterion)[1] ** 2 for result in results)
+    by_chance = fmean(float(noise(torch.tensor(one["confusion"]), criterion).square().mean()) for one in results)
+    return max(0.0, seen - by_chance) ** 0.5
+
+
+def removed(before: float, after: float) -> str:
+    """Return how much of a disparity is gone, in percent; nothing where there was none."""
+    return f"{1 - after / before:.0%}" if before > 0 else ""
 
 
 def changes(results: Results, criterion: str) -> list[list[str]]:
     """Return what the methods change, compared with plain training of the same seeds, and what they do in the paper.
 
-    That is the part of the disparity that is removed, by the means over seeds; the same with the noise of the test set
-    taken off; and the difference in accuracy with its 95% confidence interval.
+    That is the part of the mean disparity that is removed; of the disparity without the noise of the test sets; and the
+    difference in accuracy with its 95% confidence interval.
     """
-    rows = [["problem", "method", "removed", "of what is not noise", "accuracy", "paper: removed", "paper: accuracy"]]
-    for name in PROBLEMS:
+    rows = [["problem", "method", "removed", "beyond noise", "accuracy", "paper: removed", "paper: accuracy"]]
+    for name, shared in PROBLEMS.items():
         plain = {result["seed"]: result for result in results.get((name, criterion, "LR"), [])}
         for method in list(METHODS)[1:]:
             found = [result for result in results.get((name, criterion, method), []) if result["seed"] in plain]
-            if found:
-                pairs = [(scores_of(plain[one["seed"]], criterion), scores_of(one, criterion)) for one in found]
-                before, after = (fmean(pair[side][1] for pair in pairs) for side in (0, 1))
-                floor = fmean(noise(torch.tensor(one["confusion"]), criterion) for one in found)
-                rest = max(0.0, after - floor) / (before - floor) if before > floor else 0.0
-                accuracy = interval([new[0] - old[0] for old, new in pairs])
-                paper = paper_change(criterion, method, PROBLEMS.index(name))
-                rows.append([name, method, f"{1 - after / before:.0%}", f"{1 - rest:.0%}", accuracy, *paper])
+            if not found:
+                continue
+            old = [plain[result["seed"]] for result in found]
+            means = [fmean(scores_of(one, criterion)[1] for one in each) for each in (old, found)]
+            without = [beyond_noise(each, criterion) for each in (old, found)]
+            pairs = zip(old, found, strict=True)
+            accuracies = [scores_of(new, criterion)[0] - scores_of(one, criterion)[0] for one, new in pairs]
+            paper = paper_change(criterion, method, list(PROBLEMS).index(name))
+            rows.append([name, method, removed(*means), removed(*without), interval(accuracies, shared), *paper])
     return rows
 
 
 def paper_change(criterion: str, method: str, place: int) -> tuple[str, str]:
     """Return the part of the disparity that a method removes in the paper, and its change of accuracy."""
-    numbers = PAPER[criterion].get(method.split(",")[0])
+    numbers = PAPER[criterion].get(method)
     if numbers is None:
         return "", ""
     (accuracy, disparity), (old_accuracy, old_disparity) = (
         map(float, line[place].split(" / ")[:2]) for line in (numbers, PAPER[criterion]["LR"])
     )
     return f"{1 - disparity / old_disparity:.0%}", short(accuracy - old_accuracy, "+")
-
-
-def times(results: Results) -> list[list[str]]:
-    """Return the time of a whole training and of an epoch, as ratios to plain training of the same seeds."""
-    rows = [["method", *(f"{name}: {what}" for name in PROBLEMS for what in ("total", "per epoch", "paper's total"))]]
-    for method in list(METHODS)[1:]:
-        row = [method]
-        for place, name in enumerate(PROBLEMS):
-            plain = {result["seed"]: result for result in results.get((name, "equal_opportunity", "LR"), [])}
-            found = results.get((name, "equal_opportunity", method), [])
-            pairs = [(result, plain[result["seed"]]) for result in found if result["seed"] in plain]
-            totals = [one["seconds"] / other["seconds"] for one, other in pairs]
-            epochs = [
-                ratio * other["epochs"] / one["epochs"] for ratio, (one, other) in zip(totals, pairs, strict=True)
-            ]
-            row += [f"{median(values):.2f}" if values else "" for values in (totals, epochs)]
-            paper = PAPER_SECONDS.get(method)
-            row.append(f"{paper[place] / PAPER_SECONDS['LR'][place]:.2f}" if paper else "")
-        rows.append(row)
-    return rows
 
 
 def markdown(rows: list[list[str]]) -> str:
@@ -194,17 +194,19 @@ def markdown(rows: list[list[str]]) -> str:
 def write_tables(folder: Path) -> str:
     """Write all tables of the results in a folder; return them as Markdown."""
     results = read(folder)
-    tables: dict[str, list[list[str]]] = {}
+    parts = []
     for name in PAPER:
         if any(key[1] == name for key in results):
-            tables[name] = comparison(results, name)
-            tables[f"{name}_changes"] = changes(results, name)
-    tables["time"] = times(results)
-    for name, rows in tables.items():
-        with (folder / f"{name}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows(rows)
-        if name in PAPER:
-            tables[name] = merged(rows)
-    text = "\n\n".join(f"## {name.replace('_', ' ').capitalize()}\n\n{markdown(rows)}" for name, rows in tables.items())
+            table, changed = comparison(results, name), changes(results, name)
+            write_csv(folder / f"{name}.csv", table)
+            write_csv(folder / f"{name}_changes.csv", changed)
+            parts += [f"## {name.replace('_', ' ').capitalize()}", markdown(merged(table)), markdown(changed)]
+    text = "\n\n".join(parts)
     (folder / "tables.md").write_text(f"{text}\n")
     return text
+
+
+def write_csv(path: Path, rows: list[list[str]]) -> None:
+    """Write a table to a file."""
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)

@@ -11,26 +11,18 @@ from fairbatch_lightning.draws import Array
 from fairbatch_lightning.groups import GroupIndex
 
 
-class Cutting(ForCriterion):
-    """Trains on as many samples of every group as the smallest group has; the paper's "Cutting" (section 4).
+class EqualSizes(ForCriterion):
+    """Trains on equally many samples of every group; `Cutting` and `Boosting` say how many."""
 
-        Trainer(callbacks=[Cutting(groups="race")])
-
-    With "equalized_odds" the groups of every label are evened out, with "equal_opportunity" those of the positive
-    label, with "demographic_parity" the groups as a whole. Which samples are left out is decided once, at random, by
-    `seed`. What this costs is seen where a group is small.
-
-    Args:
-        criterion: Which of these.
-        across_labels: Whether to cut all cells to the size of the smallest instead (but with "demographic_parity"), so
-            that labels become equally frequent as well. The accuracies that the paper reports speak for this.
-        arguments: As for [`FairBatch`][fairbatch_lightning.FairBatch]: groups, labels, positive_label, loader, seed.
-    """
-
-    _to_largest = False
+    _to_largest: bool
 
     def __init__(self, criterion: str = "equalized_odds", *, across_labels: bool = False, **arguments: Any) -> None:
         super().__init__(criterion, **arguments)
+        if across_labels and criterion == "demographic_parity":
+            raise ValueError(
+                'Expected argument `across_labels` to be left out with "demographic_parity", which evens out groups'
+                " whatever their labels, but got True."
+            )
         self._across_labels = across_labels
 
     def samples(self, index: GroupIndex) -> Array:
@@ -51,7 +43,26 @@ class Cutting(ForCriterion):
         return np.sort(np.concatenate(chosen))
 
 
-class Boosting(Cutting):
+class Cutting(EqualSizes):
+    """Trains on as many samples of every group as the smallest group has; the paper's "Cutting" (section 4).
+
+        Trainer(callbacks=[Cutting(groups="race")])
+
+    With "equalized_odds" the groups of every label are evened out, with "equal_opportunity" those of the positive
+    label, with "demographic_parity" the groups as a whole. Which samples are left out is decided once, at random, by
+    `seed`. What this costs is seen where a group is small.
+
+    Args:
+        criterion: Which of these.
+        across_labels: Whether to make all cells equally large instead, for the first two, so that labels become equally
+            frequent as well. The accuracies that the paper reports speak for this.
+        arguments: As for [`FairBatch`][fairbatch_lightning.FairBatch]: groups, labels, positive_label, loader, seed.
+    """
+
+    _to_largest = False
+
+
+class Boosting(EqualSizes):
     """Repeats samples until every group is as large as the largest; the paper's "Boosting" (section 4).
 
         Trainer(callbacks=[Boosting(groups="race")])

@@ -1,0 +1,66 @@
+"""How long the methods take, compared with plain training: the paper's Table 5, as ratios.
+
+    python examples/paper/times.py --data DIRECTORY
+
+Short trainings with and without a method take turns in one process, with one thread; what counts is the time that the
+process is at work, so that others on the machine disturb little. A ratio is the median over --rounds. Methods that train
+several models, or for more epochs, take so many times longer. Writes `time.md` and `time.csv` into --output.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from data import problem  # isort: skip - first: it tells where the other examples are
+from methods import METHODS
+from paper_numbers import PAPER_SECONDS
+from synthetic import quiet
+from tables import PROBLEMS, markdown, write_csv
+from tqdm.auto import tqdm
+
+MODELS = {"LBC": 10, "AdaFair": 30}
+"""How many models a method trains; to know the time of an epoch two are enough."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="the directory with the data")
+    parser.add_argument("--output", type=Path, default=Path("paper_results"), help="directory for the table")
+    parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS)[1:], choices=list(METHODS)[1:])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=30, help="of each training")
+    args = parser.parse_args()
+    quiet()
+    torch.set_num_threads(1)
+    args.output.mkdir(parents=True, exist_ok=True)
+    header = [f"{name}: {what}" for name in args.problems for what in ("an epoch", "all epochs", "paper, all epochs")]
+    rows = {method: [method] for method in args.methods}
+    for name in args.problems:
+        given = replace(problem(name, args.data, 0), epochs=args.epochs)
+        for method in tqdm(args.methods, name):
+            settings = {"rounds": 2} if method in MODELS else {}
+            ratios, lengths = [], []
+            for seed in range(args.rounds + 1):
+                plain = METHODS["LR"](given, "equal_opportunity", seed)
+                other = METHODS[method](given, "equal_opportunity", seed, **settings)
+                ratios.append(other.seconds / other.epochs / (plain.seconds / plain.epochs))
+                lengths.append(MODELS.get(method, other.epochs / plain.epochs))
+            ratio = median(ratios[1:])  # the first warms up
+            paper = PAPER_SECONDS.get(method)
+            place = list(PROBLEMS).index(name)
+            published = f"{paper[place] / PAPER_SECONDS['LR'][place]:.2f}" if paper else ""
+            rows[method] += [f"{ratio:.2f}", f"{ratio * median(lengths):.2f}", published]
+    table = [["method", *header], *rows.values()]
+    write_csv(args.output / "time.csv", table)
+    (args.output / "time.md").write_text(markdown(table) + "\n")
+    print(markdown(table))
+
+
+if __name__ == "__main__":
+    main()
