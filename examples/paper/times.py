@@ -3,8 +3,8 @@
     python examples/paper/times.py --data DIRECTORY
 
 Short trainings with and without a method take turns in one process, with one thread; what counts is the time that the
-process is at work, so that others on the machine disturb little. A ratio is the median over --rounds. Methods that train
-several models, or for more epochs, take so many times longer. Writes `time.md` and `time.csv` into --output.
+process is at work, so that others on the machine disturb little. A ratio is the median over --rounds. Methods that
+train several models, or for more epochs, take so many times longer. Writes `time.md` and `time.csv` into --output.
 """
 
 from __future__ import annotations
