@@ -174,6 +174,20 @@ def changes(results: Results, criterion: str) -> list[list[str]]:
     return rows
 
 
+def merged_changes(rows: list[list[str]]) -> list[list[str]]:
+    """Return a table of `changes` with a row for each method: removed (beyond noise) / change of accuracy."""
+    found = {(name, method): values for name, method, *values in rows[1:]}
+    names = [name for name in PROBLEMS if any(key[0] == name for key in found)]
+    merged = [["method", *(text for name in names for text in (name, "paper"))]]
+    for method in dict.fromkeys(key[1] for key in found):
+        line = [method]
+        for name in names:
+            gone, beyond, accuracy, *paper = found.get((name, method), [""] * 5)
+            line += [f"{gone} ({beyond}) / {accuracy}" if gone else "", " / ".join(filter(None, paper))]
+        merged.append(line)
+    return merged
+
+
 def paper_change(criterion: str, method: str, place: int) -> tuple[str, str]:
     """Return the part of the disparity that a method removes in the paper, and its change of accuracy."""
     numbers = PAPER[criterion].get(method)
@@ -200,7 +214,11 @@ def write_tables(folder: Path) -> str:
             table, changed = comparison(results, name), changes(results, name)
             write_csv(folder / f"{name}.csv", table)
             write_csv(folder / f"{name}_changes.csv", changed)
-            parts += [f"## {name.replace('_', ' ').capitalize()}", markdown(merged(table)), markdown(changed)]
+            parts += [
+                f"## {name.replace('_', ' ').capitalize()}",
+                markdown(merged(table)),
+                markdown(merged_changes(changed)),
+            ]
     text = "\n\n".join(parts)
     (folder / "tables.md").write_text(f"{text}\n")
     return text
