@@ -39,7 +39,7 @@ class LossRank(Importance):
 
     Of the n samples of a cell, the one with the i-th largest loss (from 0) gets the weight `pressure ** (-i / n)`.
     Those that have not been trained on yet count as the largest. The pressure falls with every update until all samples
-    are drawn equally often: it speeds up the beginning, but in the end the model would fit the hard samples.
+    are drawn equally often: in the end the model would fit the hard samples.
 
     Args:
         pressure: How much more often the sample with the largest loss is drawn at first than that with the smallest.

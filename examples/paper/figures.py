@@ -45,7 +45,10 @@ from fairbatch_lightning.plots import TradeOffPoint, runs_figure, tradeoff_figur
 CRITERIA = ("equal_opportunity", "demographic_parity")
 LOW = {"equal_opportunity": 0.023, "demographic_parity": 0.051}
 """A disparity that counts as low: a fifth of that of plain training."""
-THRESHOLDS = (0.0, 0.1, 0.2, 0.3, float("inf"))
+THRESHOLDS = {  # in units of the gap, which differ
+    "equal_opportunity": (0.0, 0.1, 0.2, 0.3, float("inf")),
+    "demographic_parity": (0.0, 0.5, 0.8, 1.0, 1.2, float("inf")),
+}
 FIRST_MODELS = {"LBC": {"rounds": 2}, "AdaFair": {"rounds": 2}}
 """Of methods that train many models, the paper's curves show the first."""
 
@@ -107,7 +110,12 @@ def methods_over_epochs(folder: Path, curves: Curves) -> Figure:
         if len(found) == len(CRITERIA):
             epochs = min(map(len, found.values()))  # of Cutting they differ
             runs[method] = range(1, epochs + 1), {name: curve[:epochs] for name, curve in found.items()}
-    return runs_figure(runs, CRITERIA, "epoch")
+    figure = runs_figure(runs, CRITERIA, "epoch")
+    for panel in figure.axes:
+        panel.get_legend().remove()
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    figure.set_size_inches(10, 3.6)
+    return figure
 
 
 def importance_over_epochs(curves: Curves, seeds: Sequence[int]) -> Figure:
@@ -139,7 +147,7 @@ def low_from(disparities: Sequence[float], limit: float) -> int | None:
 def thresholds(curves: Curves, criterion: str, seeds: Sequence[int]) -> Figure:
     """Draw accuracy against disparity for several thresholds."""
     points = []
-    for threshold in tqdm(THRESHOLDS, f"thresholds, {criterion}"):
+    for threshold in tqdm(THRESHOLDS[criterion], f"thresholds, {criterion}"):
         ends = [curves.curve("FairBatch", criterion, seed, {"threshold": threshold})[-1] for seed in seeds]
         accuracy, disparity = (fmean(values) for values in zip(*ends, strict=True))
         print(f"{criterion}, threshold {threshold:g}: accuracy {accuracy:.3f}, disparity {disparity:.3f}")
