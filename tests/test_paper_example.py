@@ -262,12 +262,12 @@ class TestReferences:
 @pytest.mark.slow
 def test_tables_are_written_and_nothing_is_trained_twice(tmp_path):
     options = ["--problems", "synthetic", "--criteria", "equalized_odds", "--epochs", 1, "--seeds", 2, "--folds", 2]
-    methods = ["--methods", "LR", "Cutting", "LBC", "FairDRO", "FairBatch"]
+    methods = ["--methods", "LR", "Cutting", "LBC", "AdaFair", "FairDRO", "FairBatch"]
     run = [PAPER / "run.py", *options, *methods, "--output", tmp_path / "out"]
     first = processes.run_script(*run, output=tmp_path / "first")
     assert first.returncode == 0, first.stderr[-3000:]
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*_[0-9].json")}
-    assert len(files) == 10
+    assert len(files) == 12
     longer = [2 if option == 1 else option for option in run]
     other = processes.run_script(*longer, output=tmp_path / "other")
     assert "is of models of 1 epochs, not 2" in other.stderr
@@ -290,5 +290,18 @@ def test_tables_are_written_and_nothing_is_trained_twice(tmp_path):
     assert figures.returncode == 0, figures.stderr[-3000:]
     assert "for lack of" in figures.stdout
     drawn = {path.stem for path in (tmp_path / "pictures").glob("*.png")}
-    assert drawn == {"curves", "importance", "tradeoff_equal_opportunity", "tradeoff_demographic_parity"}
+    tradeoffs = {"tradeoff_equal_opportunity", "tradeoff_demographic_parity"}
+    assert drawn == {"class_weights", "curves", "importance", *tradeoffs}
     assert rows["LR"]["synthetic: accuracy"].count("±") == 1
+
+
+@pytest.mark.slow
+def test_times_are_compared_with_plain_training(tmp_path):
+    options = ["--problems", "synthetic", "--methods", "LBC", "FairBatch", "--rounds", 1, "--epochs", 2]
+    done = processes.run_script(PAPER / "times.py", *options, "--output", tmp_path / "out", output=tmp_path / "log")
+    assert done.returncode == 0, done.stderr[-3000:]
+    with (tmp_path / "out" / "time.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert rows["FairBatch"]["synthetic: paper, all epochs"] == "0.92"
+    epoch, whole = (float(rows["LBC"][f"synthetic: {what}"]) for what in ("an epoch", "all epochs"))
+    assert whole == pytest.approx(10 * epoch, rel=0.1)
