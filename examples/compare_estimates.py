@@ -24,7 +24,7 @@ import lightning as L
 import matplotlib as mpl
 import numpy as np
 import torch
-from synthetic import DISPARITIES, SHORT, LogisticRegression, load
+from synthetic import DISPARITIES, SHORT, T_975, LogisticRegression, load
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, random_split
@@ -36,7 +36,6 @@ from fairbatch_lightning.vision import UTKFace
 from fairbatch_lightning.vision.utkface import RACES, square
 
 ESTIMATES = ["plain", "exact", "sampled", "online", "validation"]
-T_975 = [0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]  # Student's quantile by degrees of freedom
 
 
 @dataclass

@@ -42,6 +42,7 @@ PAPER = {
     "equalized_odds": ".856 / ED .038",
     "demographic_parity": ".794 / DP .040",
 }
+T_975 = [0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]  # Student's quantile by degrees of freedom
 SHORT = {"equal_opportunity": "EO", "equalized_odds": "ED", "demographic_parity": "DP"}
 
 

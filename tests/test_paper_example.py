@@ -198,7 +198,7 @@ class TestReferences:
         y, z = torch.randint(2, (2, 60), generator=random)
         logits = (torch.randn(60, generator=random).double() + y + 0.8 * z).round(decimals=1) / 3  # with many ties
         scores = module("tables").scores
-        found, tried = None, []
+        tried = []
         for first in [logits.min() - 2, *logits]:
             for second in [logits.min() - 2, *logits]:
                 positive = (logits > torch.where(z == 0, first, second)).long()
@@ -257,6 +257,25 @@ class TestReferences:
         found = module("figures").surface(given, torch.tensor([0.1, 0.5, 0.9]))
         assert found.diagonal().max() < 0.05
         assert min(found[0, 2], found[2, 0]) > 0.3
+
+
+def test_the_path_of_the_shares_starts_at_those_of_the_data(tmp_path, capsys):
+    assert module("figures").share_path(tmp_path, 1) is None
+    assert "for lack of COMPAS" in capsys.readouterr().out
+    random = np.random.default_rng(0)
+    names = "sex race age_cat priors_count c_charge_degree two_year_recid days_b_screening_arrest is_recid score_text"
+    with (tmp_path / "compas-scores-two-years.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(names.split())
+        for sex, recid in random.integers(2, size=(400, 2)):
+            age, priors = random.choice(["Less than 25", "25 - 45"]), random.integers(5)
+            writer.writerow([["Male", "Female"][sex], "Caucasian", age, priors, "F", recid, 0, 0, "Low"])
+    _, y, z = module("data").problem("compas", tmp_path, 0).train.tensors
+    panel = module("figures").share_path(tmp_path, 3).axes[0]
+    paths = [line.get_xydata() for line in panel.lines if len(line.get_xydata()) > 1]
+    assert [len(path) for path in paths] == [4, 4]
+    for path in paths:
+        assert path[0] == pytest.approx([float(z[y == label].float().mean()) for label in (1, 0)])
 
 
 @pytest.mark.slow

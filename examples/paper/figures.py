@@ -31,8 +31,9 @@ import torch
 
 from data import Problem, problem  # isort: skip - first: it tells where the other examples are
 from matplotlib.figure import Figure
-from methods import CANDIDATES, GROUPS, METHODS, solved
-from run import Run, confusion_of, quiet, save
+from methods import CANDIDATES, GROUPS, METHODS, MODELS, solved
+from run import Run, confusion_of, save
+from synthetic import quiet
 from tables import scores
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -49,8 +50,6 @@ THRESHOLDS = {  # in units of the gap, which differ
     "equal_opportunity": (0.0, 0.1, 0.2, 0.3, float("inf")),
     "demographic_parity": (0.0, 0.5, 0.8, 1.0, 1.2, float("inf")),
 }
-FIRST_MODELS = {"LBC": {"rounds": 2}, "AdaFair": {"rounds": 2}}
-"""Of methods that train many models, the paper's curves show the first."""
 
 
 class Watch(L.Callback):
@@ -102,7 +101,7 @@ def methods_over_epochs(folder: Path, curves: Curves) -> Figure:
     for method in tqdm([method for method in METHODS if method != "FairDRO"], "curves"):  # which is for equalized odds
         found = {}
         for criterion in CRITERIA:
-            known = {"setting": FIRST_MODELS.get(method, {})}
+            known = {"setting": {"rounds": 2} if method in MODELS else {}}  # of many models the first
             if method in CANDIDATES:
                 known = result(folder, "synthetic", criterion, method, 0)
             if known is not None:
@@ -173,10 +172,11 @@ def surface(given: Problem, grid: Tensor) -> Tensor:
 
 def share_path(data: Path | None, epochs: int | None) -> Figure | None:
     """Draw the path of the shares over the surface of the disparity on COMPAS, without and with `pull`."""
-    if data is None or not any((data / part / "compas-scores-two-years.csv").exists() for part in ("", "raw")):
+    try:
+        grid, given = torch.linspace(0.02, 0.98, 33), problem("compas", data, 0)
+    except FileNotFoundError:
         print("Left out, for lack of COMPAS in --data: share_path")
         return None
-    grid, given = torch.linspace(0.02, 0.98, 33), problem("compas", data, 0)
     figure = Figure(figsize=(6.4, 5), layout="constrained")
     panel = figure.subplots()
     colours = panel.contourf(grid, grid, surface(given, grid), levels=16, cmap="Blues")

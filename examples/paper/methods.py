@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +27,8 @@ from fairbatch_lightning.baselines import (
 from fairbatch_lightning.disparities import group_confusion
 
 GROUPS = 2  # the position of z in a sample
+MODELS = {"LBC": 10, "AdaFair": 30}
+"""How many models the methods train that do not train just one."""
 
 
 class WeightedRegression(LogisticRegression):
@@ -60,8 +61,6 @@ class Trained:
     logits: Callable[[Tensor], Tensor]
     epochs: int
     """Over all models that were trained."""
-    seconds: float
-    """That the process was at work."""
     weights: list[Any]
     """Shares of the groups over the updates, or weights of the cells over the models."""
 
@@ -97,10 +96,9 @@ def with_callback(new: Callable[..., L.Callback]) -> Callable[..., Trained]:
 
     def train(problem: Problem, criterion: str, seed: int, **settings: Any) -> Trained:
         callback = new(criterion, groups=GROUPS, seed=seed, **settings)
-        start = time.process_time()
         model = fit(problem, [callback], seed)
         shares = [record.shares_after.tolist() for record in getattr(callback, "history", [])]
-        return Trained(model, problem.epochs, time.process_time() - start, shares)
+        return Trained(model, problem.epochs, shares)
 
     return train
 
@@ -115,18 +113,16 @@ def evened(kind: type[Cutting] | type[Boosting]) -> Callable[..., Trained]:
         callback = kind(criterion, groups=GROUPS, seed=seed, across_labels=criterion != "demographic_parity")
         kept = len(callback.samples(GroupIndex.from_dataset(problem.train, groups=GROUPS)))
         epochs = max(1, round(problem.epochs * len(problem.train) / kept))
-        start = time.process_time()
         model = fit(replace(problem, epochs=epochs), [callback], seed)
-        return Trained(model, epochs, time.process_time() - start, [])
+        return Trained(model, epochs, [])
 
     return train
 
 
 def plain(problem: Problem, criterion: str, seed: int) -> Trained:
     """Train as everybody does."""
-    start = time.process_time()
     model = fit(problem, [], seed)
-    return Trained(model, problem.epochs, time.process_time() - start, [])
+    return Trained(model, problem.epochs, [])
 
 
 def rates(logits: Tensor, problem: Problem) -> Tensor:
@@ -163,17 +159,17 @@ def violations(found: Tensor, criterion: str) -> Tensor:
 
 
 def label_bias_correction(
-    problem: Problem, criterion: str, seed: int, *, rounds: int = 10, step: float = 2.0
+    problem: Problem, criterion: str, seed: int, *, rounds: int = MODELS["LBC"], step: float = 2.0
 ) -> Trained:
     """LBC: train a whole model, change the weights of the cells by how unfair it is, and again."""
-    start, multipliers, history = time.process_time(), torch.zeros(2, 2), []
+    multipliers, history = torch.zeros(2, 2), []
     x, y, z = problem.train.tensors
     for _ in range(rounds):
         weights = bias_weights(multipliers, criterion)
         history.append(weights.tolist())
         model = fit(problem, [], seed, weights[y, z])
         multipliers = multipliers - step * violations(rates(model(x), problem), criterion).float()
-    return Trained(model, rounds * problem.epochs, time.process_time() - start, history)
+    return Trained(model, rounds * problem.epochs, history)
 
 
 def fairness_costs(found: Tensor, y: Tensor, z: Tensor, criterion: str, tolerance: float) -> Tensor:
@@ -192,9 +188,11 @@ def fairness_costs(found: Tensor, y: Tensor, z: Tensor, criterion: str, toleranc
     return costs[y, z]
 
 
-def adafair(problem: Problem, criterion: str, seed: int, *, rounds: int = 30, tolerance: float = 0.0) -> Trained:
+def adafair(
+    problem: Problem, criterion: str, seed: int, *, rounds: int = MODELS["AdaFair"], tolerance: float = 0.0
+) -> Trained:
     """AdaFair: boosting, in which samples of a group that the ensemble so far treats worse count more as well."""
-    start, history = time.process_time(), []
+    history = []
     x, y, z = problem.train.tensors
     weights = torch.full((len(y),), 1 / len(y))
     models: list[tuple[float, WeightedRegression]] = []
@@ -216,7 +214,7 @@ def adafair(problem: Problem, criterion: str, seed: int, *, rounds: int = 30, to
         costs = fairness_costs(rates(ensemble(x), problem), y, z, criterion, tolerance)
         weights = weights * torch.exp(vote * confidence * wrong) * torch.where(wrong, 1 + costs, 1)
         weights = weights / weights.sum()
-    return Trained(ensemble, len(history) * problem.epochs, time.process_time() - start, history)
+    return Trained(ensemble, len(history) * problem.epochs, history)
 
 
 def independent(criterion: str, **settings: Any) -> Reweighing:

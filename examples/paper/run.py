@@ -134,7 +134,7 @@ def main() -> None:
             trained = METHODS[run.method](given, run.criterion, run.seed, **setting)
             result = {"setting": setting, "confusion": confusion_of(trained.logits, given.test).tolist()}
             result |= {"seed": run.seed, "epochs_of_a_model": given.epochs, "epochs": trained.epochs}
-            save(file, {**result, "seconds": trained.seconds, "weights": [] if run.seed else trained.weights})
+            save(file, {**result, "weights": [] if run.seed else trained.weights})
     print(write_tables(args.output))
 
 

@@ -14,12 +14,13 @@ import torch
 import data  # noqa: F401  # isort: skip - first: it tells where the other examples are
 from methods import METHODS
 from paper_numbers import PAPER
-from synthetic import DISPARITIES
+from synthetic import DISPARITIES, T_975
 from torch import Tensor
+
+from fairbatch_lightning.disparities import accuracy
 
 PROBLEMS = {"synthetic": 0.0, "compas": 0.25, "adult": 0.25}
 """And the size of the test sets compared with the training sets, where seeds split the same samples anew."""
-T_975 = [0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]  # Student's quantile by degrees of freedom
 Results = dict[tuple[str, str, str], list[dict[str, Any]]]
 
 
@@ -67,8 +68,7 @@ def interval(differences: Sequence[float], shared: float = 0.0) -> str:
 
 def scores(confusion: Tensor, criterion: str) -> tuple[float, float]:
     """Return accuracy and disparity."""
-    right = confusion.diagonal(dim1=1, dim2=2).sum() / confusion.sum()
-    return float(right), float(DISPARITIES[criterion](confusion))
+    return float(accuracy(confusion)), float(DISPARITIES[criterion](confusion))
 
 
 def scores_of(result: dict[str, Any], criterion: str) -> tuple[float, float]:
@@ -168,9 +168,9 @@ def changes(results: Results, criterion: str) -> list[list[str]]:
             means = [fmean(scores_of(one, criterion)[1] for one in each) for each in (old, found)]
             without = [beyond_noise(each, criterion) for each in (old, found)]
             pairs = zip(old, found, strict=True)
-            accuracies = [scores_of(new, criterion)[0] - scores_of(one, criterion)[0] for one, new in pairs]
+            differences = [scores_of(new, criterion)[0] - scores_of(one, criterion)[0] for one, new in pairs]
             paper = paper_change(criterion, method, list(PROBLEMS).index(name))
-            rows.append([name, method, removed(*means), removed(*without), interval(accuracies, shared), *paper])
+            rows.append([name, method, removed(*means), removed(*without), interval(differences, shared), *paper])
     return rows
 
 
@@ -182,8 +182,8 @@ def merged_changes(rows: list[list[str]]) -> list[list[str]]:
     for method in dict.fromkeys(key[1] for key in found):
         line = [method]
         for name in names:
-            gone, beyond, accuracy, *paper = found.get((name, method), [""] * 5)
-            line += [f"{gone} ({beyond}) / {accuracy}" if gone else "", " / ".join(filter(None, paper))]
+            gone, beyond, change, *paper = found.get((name, method), [""] * 5)
+            line += [f"{gone} ({beyond}) / {change}" if gone else "", " / ".join(filter(None, paper))]
         merged.append(line)
     return merged
 
@@ -193,10 +193,10 @@ def paper_change(criterion: str, method: str, place: int) -> tuple[str, str]:
     numbers = PAPER[criterion].get(method)
     if numbers is None:
         return "", ""
-    (accuracy, disparity), (old_accuracy, old_disparity) = (
+    (new, disparity), (old, old_disparity) = (
         map(float, line[place].split(" / ")[:2]) for line in (numbers, PAPER[criterion]["LR"])
     )
-    return f"{1 - disparity / old_disparity:.0%}", short(accuracy - old_accuracy, "+")
+    return removed(old_disparity, disparity), short(new - old, "+")
 
 
 def markdown(rows: list[list[str]]) -> str:
