@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,18 +26,20 @@ def preserved_rng(seed: int | None = None) -> Iterator[None]:
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with torch.random.fork_rng(**_accelerator()):
+        with torch.random.fork_rng(**(accelerator := _accelerator())):
             if seed is not None:
                 random.seed(seed)
                 np.random.seed(seed)  # noqa: NPY002
-                torch.manual_seed(seed)
+                torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would prepare for devices to come
+                if accelerator["devices"]:
+                    getattr(torch, accelerator["device_type"]).manual_seed(seed)
             yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
 
 
-def _accelerator() -> dict[str, object]:
+def _accelerator() -> dict[str, Any]:
     """Return the arguments that make `fork_rng` cover the accelerator's current device, if there is one."""
     if torch.cuda.is_available():
         return {"devices": [torch.cuda.current_device()], "device_type": "cuda"}

@@ -55,22 +55,18 @@ def transfers(signal: Tensor, can_give: Tensor, compare: Compare) -> Tensor:
             [0.0000, 0.0000, 0.5000],
             [0.0000, 0.0000, 0.0000]])
     """
-    groups = (~signal.isnan()).nonzero().flatten()
-    values = signal[groups]
-    larger = values.unsqueeze(0) > values.unsqueeze(1)
+    larger = signal.unsqueeze(0) > signal.unsqueeze(1)  # as all comparisons with NaN, false for groups without part
     if compare == "row":
+        mean, present = signal.nanmean(), signal[~signal.isnan()]
         # The extremes are named as well, because the mean of two neighbouring floats rounds to one of them.
-        gains = (values > values.mean()) | (values == values.max())
-        gives = ((values < values.mean()) | (values == values.min())) & can_give[groups]
+        gains = (signal > mean) | (signal == present.max())
+        gives = ((signal < mean) | (signal == present.min())) & can_give
         moves = (gives.unsqueeze(1) & gains.unsqueeze(0) & larger).to(signal.dtype)
-        moves /= moves.sum().clamp(min=1)
-    else:
-        moves = larger.to(signal.dtype)
-        if compare == "neighbours":
-            moves *= torch.ones_like(moves).triu(-1).tril(1)
-    result = signal.new_zeros(len(signal), len(signal))
-    result[groups.unsqueeze(1), groups.unsqueeze(0)] = moves
-    return result
+        return moves / moves.sum().clamp(min=1)
+    if compare == "neighbours":
+        place = (~signal.isnan()).cumsum(0)
+        larger &= (place.unsqueeze(0) - place.unsqueeze(1)).abs() == 1
+    return larger.to(signal.dtype)
 
 
 def shift_row(shares: Tensor, signal: Tensor, alpha: float, min_share: float, compare: Compare) -> Tensor:
@@ -187,5 +183,5 @@ def _check_alpha(alpha: object, origin: str = "") -> None:
 
 def _last_argmax(gaps: Tensor) -> int | None:
     """Return the row with the largest gap, of equal ones the last (as in the paper's Algorithms 2 and 3)."""
-    finite = [row for row in range(len(gaps)) if not gaps[row].isnan()]
-    return max(finite, key=lambda row: (float(gaps[row]), row)) if finite else None
+    known = [(gap, row) for row, gap in enumerate(gaps.tolist()) if not math.isnan(gap)]
+    return max(known)[1] if known else None

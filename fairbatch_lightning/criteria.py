@@ -119,12 +119,10 @@ def row_gaps(signal: Tensor, compare: Compare = "row") -> Tensor:
     >>> row_gaps(torch.tensor([[1.0, 2.0, 4.0]]), "neighbours")
     tensor([2.])
     """
-    return torch.stack([_row_gap(row[~row.isnan()], compare) for row in signal])
-
-
-def _row_gap(present: Tensor, compare: Compare) -> Tensor:
-    if len(present) < 2:
-        return present.new_tensor(torch.nan)
+    absent = signal.isnan()
     if compare == "neighbours":
-        return present.diff().abs().max()
-    return present.max() - present.min()
+        steps = [row[~missing].diff().abs() for row, missing in zip(signal, absent, strict=True)]
+        gaps = torch.stack([step.max() if len(step) else signal.new_tensor(torch.nan) for step in steps])
+    else:
+        gaps = signal.masked_fill(absent, -torch.inf).amax(1) - signal.masked_fill(absent, torch.inf).amin(1)
+    return gaps.masked_fill(absent.sum(1) > signal.shape[1] - 2, torch.nan)

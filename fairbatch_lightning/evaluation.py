@@ -50,9 +50,10 @@ class Evaluation:
         self._batches = EvaluationBatches()
         self._loader: DataLoader[Any] | None = None
         self._source: DataLoader[Any] | None = None
+        self._metric: GroupLoss | None = None
 
     def measure(self, run: TrainingRun, samples: Samples) -> GroupLoss:
-        """Return the losses of the cells over these samples (indices into the dataset)."""
+        """Return the losses of the cells over these samples (indices into the dataset), until the next measurement."""
         seed = run.num_updates
         with preserved_rng(seed), evaluating(run.module, keep_metrics=run.whole_step), torch.no_grad():
             try:
@@ -66,7 +67,7 @@ class Evaluation:
 
     def _measure(self, run: TrainingRun, samples: Samples, seed: int) -> GroupLoss:
         self._batches.choose(samples, *self._sizes(run), run.rank, run.num_replicas)
-        metric = run.new_metric()
+        metric = self._empty_metric(run)
         numbered = enumerate(self._loader_of(run, seed))
         for number, batch in itertools.islice(numbered, _num_batches(run.trainer)):
             chosen = self._batches.samples(number)
@@ -74,6 +75,13 @@ class Evaluation:
             chosen = chosen[chosen >= 0]
             run.add_losses(metric, logits[: len(chosen)], run.index.cells[chosen])
         return metric
+
+    def _empty_metric(self, run: TrainingRun) -> GroupLoss:
+        """Return the same metric every time: to make one takes as long as to evaluate a small batch."""
+        if self._metric is None or self._metric.device != run.module.device:
+            self._metric = run.new_metric()
+        self._metric.reset()
+        return self._metric
 
     def _sizes(self, run: TrainingRun) -> tuple[int, int]:
         """Return the smallest and the largest size of batches."""
@@ -132,7 +140,7 @@ class EvaluationBatches(Sampler[list[int]]):
         """Return the samples of a batch; -1 for those that only fill it up, and must not be counted."""
         places = np.arange(number * self.batch_size, (number + 1) * self.batch_size) * self._num_replicas + self._rank
         chosen = np.asarray(self._samples[places[0] : places[-1] + 1 : self._num_replicas], np.int64)
-        return np.pad(chosen, (0, len(places) - len(chosen)), constant_values=-1)
+        return np.append(chosen, np.full(len(places) - len(chosen), -1)) if len(chosen) < len(places) else chosen
 
 
 def logits_of(run: TrainingRun, batch: Any, number: int, batch_size: int) -> Tensor:
@@ -166,12 +174,17 @@ def _training_step(run: TrainingRun, batch: Any, number: int) -> tuple[Callable[
     step: Callable[..., Any] = module.training_step
     if getattr(module, "_compiler_ctx", None) is not None:  # torch.compile has put a compiled one in front of it
         step = functools.partial(type(module).training_step, module)
-    if "dataloader_iter" in inspect.signature(type(module).training_step).parameters:
+    if _takes_iterator(type(module).training_step):
         return step, [iter([(batch, number, 0)])]
     batch = trainer.precision_plugin.convert_input(batch)
     batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
     batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
     return step, trainer.fit_loop.epoch_loop._build_kwargs(OrderedDict(), batch, number).values()
+
+
+@functools.lru_cache(maxsize=16)
+def _takes_iterator(training_step: Callable[..., Any]) -> bool:
+    return "dataloader_iter" in inspect.signature(training_step).parameters
 
 
 def no_logits(batch_size: int, step: str = "training_step", callback: str = "FairBatch") -> str:

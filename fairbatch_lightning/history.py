@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,17 +38,18 @@ class UpdateRecord:
     @property
     def gap_max(self) -> float:
         """The largest gap, NaN if there is none."""
-        known = self.gaps[~self.gaps.isnan()]
-        return float(known.max()) if len(known) else float("nan")
+        return max((gap for gap in self.gaps.tolist() if not math.isnan(gap)), default=math.nan)
 
     def log_values(self, index: GroupIndex) -> dict[str, float]:
         """Return losses, new shares and gaps by stable names, for loggers."""
         values = {"fairbatch/gap_max": self.gap_max, **shares_by_name(self.shares_after, index)}
+        losses = self.losses.tolist()
         for label, group in (index.counts > 0).nonzero().tolist():
             name = log_name("fairbatch", "loss", index.label_names[label], index.group_names[group])
-            values[name] = float(self.losses[label, group])
-        for label in (~self.gaps.isnan()).nonzero().flatten().tolist():
-            values[log_name("fairbatch", "gap", index.label_names[label])] = float(self.gaps[label])
+            values[name] = losses[label][group]
+        for label, gap in zip(index.label_names, self.gaps.tolist(), strict=True):
+            if not math.isnan(gap):
+                values[log_name("fairbatch", "gap", label)] = gap
         return values
 
     def state_dict(self) -> dict[str, Any]:
@@ -57,8 +59,9 @@ class UpdateRecord:
 
 def shares_by_name(shares: Tensor, index: GroupIndex) -> dict[str, float]:
     """Return the `(Y, Z)` shares of the cells that have samples, by stable names, for loggers."""
+    values = shares.tolist()
     return {
-        log_name("fairbatch", "share", index.label_names[label], index.group_names[group]): float(shares[label, group])
+        log_name("fairbatch", "share", index.label_names[label], index.group_names[group]): values[label][group]
         for label, group in (index.counts > 0).nonzero().tolist()
     }
 

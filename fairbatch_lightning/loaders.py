@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fairbatch_lightning._warnings import warn
-from fairbatch_lightning.sampler import FairSampler
+from fairbatch_lightning.sampler import Drawn, FairSampler
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,13 @@ def _any_batch(loader: Any) -> Any:
 class FairBatchSampler(Sampler[list[int]]):
     """The batches of a [`FairSampler`][fairbatch_lightning.FairSampler] as a loader's `batch_sampler`: faster.
 
-    Remembers the samples of the batches that the loader has delivered, until they are taken.
+    Remembers the batches that the loader has delivered, until they are taken.
     """
 
     def __init__(self, sampler: FairSampler) -> None:
         self.sampler, self.batch_size, self.drop_last = sampler, sampler.batch_size, sampler.drop_last
-        self._drawn: deque[list[int]] = deque()
-        self._delivered: deque[list[int]] = deque()
+        self._drawn: deque[Drawn] = deque()
+        self._delivered: deque[Drawn] = deque()
         self._training: object = None  # stands for the pass that is trained on
 
     def __len__(self) -> int:
@@ -108,11 +108,11 @@ class FairBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         return self._draw(self._drawn)
 
-    def _draw(self, drawn: deque[list[int]]) -> Iterator[list[int]]:
+    def _draw(self, drawn: deque[Drawn]) -> Iterator[list[int]]:
         remember = drawn.append
-        for batch in self.sampler.batches():
+        for batch in self.sampler.batches_with_cells():
             remember(batch)
-            yield batch
+            yield batch.samples
 
     def deliver(self, start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yield the batches of a loader whose pass over these batches begins with `start`, keeping count of them."""
@@ -130,11 +130,11 @@ class FairBatchSampler(Sampler[list[int]]):
             if self._training is this:
                 self._training = None
 
-    def take(self) -> list[int] | None:
-        """Return the samples of the batch that was delivered first of those not taken yet, if any."""
+    def take(self) -> Drawn | None:
+        """Return the batch that was delivered first of those not taken yet, if any."""
         return self._delivered.popleft() if self._delivered else None
 
-    def delivered(self) -> list[int] | None:
+    def delivered(self) -> Drawn | None:
         """Return the same without taking it."""
         return self._delivered[0] if self._delivered else None
 

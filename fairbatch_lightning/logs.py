@@ -50,7 +50,7 @@ def log_at_once(
 
 def show(trainer: Trainer, values: Mapping[str, float], *, in_bar: Collection[str] = ()) -> None:
     """Let values be monitored, as by ModelCheckpoint, and shown in the progress bar, as if `self.log` had got them."""
-    tensors = {name: torch.tensor(value) for name, value in values.items()}
+    tensors = dict(zip(values, torch.tensor(list(values.values())).unbind(), strict=True))
     trainer.callback_metrics.update(tensors)
     trainer.logged_metrics.update(tensors)
     trainer.progress_bar_metrics.update((name, values[name]) for name in in_bar)

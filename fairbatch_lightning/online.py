@@ -141,27 +141,28 @@ class RecentBatches:
 
     def __init__(self, logits: Tensor | None = None, number: int = 0) -> None:
         self.number = self._taken = number
-        self._logits = torch.empty(0) if logits is None else self._places(logits)
+        self._logits = torch.empty(0) if logits is None else self._room_for(logits)
+        self._places = self._logits.unbind()
+        self._kind = self._logits.shape[1:], self._logits.dtype, self._logits.device
         self._cells = np.zeros(self._logits.shape[:2], np.int64)
 
-    def _places(self, logits: Tensor) -> Tensor:
+    def _room_for(self, logits: Tensor) -> Tensor:
         size = max(1, min(self._MOST_BATCHES, self._MOST_LOGITS // logits.numel()))
         return logits.new_zeros(size, *logits.shape)
 
     def fit(self, logits: Tensor) -> bool:
         """Return whether there are places for logits like these."""
-        mine = self._logits
-        return mine.shape[1:] == logits.shape and mine.dtype == logits.dtype and mine.device == logits.device
+        return self._kind == (logits.shape, logits.dtype, logits.device)
 
     @property
     def full(self) -> bool:
         """Whether the next batch would take the place of an earlier one."""
-        return self.number % len(self._logits) == 0
+        return self.number % len(self._places) == 0
 
     def append(self, logits: Tensor, cells: np.ndarray[Any, Any]) -> None:
         """Keep a batch."""
-        place = self.number % len(self._logits)
-        self._logits[place] = logits
+        place = self.number % len(self._places)
+        self._places[place].copy_(logits)
         self._cells[place] = cells
         self.number += 1
 
@@ -173,7 +174,7 @@ class RecentBatches:
     def take(self) -> tuple[Tensor, Tensor, slice]:
         """Return the logits and cells of all places, and which of the samples were not taken yet."""
         batch_size = self._cells.shape[1]
-        first = self._taken % len(self._logits)
+        first = self._taken % len(self._places)
         end = first + self.number - self._taken
         self._taken = self.number
         cells = torch.from_numpy(self._cells.copy())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,13 @@ from fairbatch_lightning.passes import Pass, Plan, check_shares, check_weights
 from fairbatch_lightning.values import check_at_least
 
 _DRAWS_AT_ONCE = 2**16
+
+
+class Drawn(NamedTuple):
+    """A batch: its samples (indices into the dataset), and their cells `(B,)`."""
+
+    samples: list[int]
+    cells: Array
 
 
 class FairSampler(DistributedSampler[int]):
@@ -175,6 +182,10 @@ class FairSampler(DistributedSampler[int]):
 
     def batches(self) -> Iterator[list[int]]:
         """Yield this process's batches of one epoch, each a list of indices into the dataset."""
+        return (drawn.samples for drawn in self.batches_with_cells())
+
+    def batches_with_cells(self) -> Iterator[Drawn]:
+        """Yield the same batches, with the cells of their samples."""
         if self._pass.started:
             self._pass = self._new_pass(self._pass.epoch + 1)
         current = self._pass
@@ -194,9 +205,9 @@ class FairSampler(DistributedSampler[int]):
                 cells = self._cells(current, draws, first)
                 weights, plans = current.plan(first).weights, current.plans
                 batches: list[list[int]] = draws.samples(cells, drawn, weights)[:, part].tolist()
-                for number, batch in enumerate(batches, first + 1):
+                for number, batch in enumerate(zip(batches, cells[:, part], strict=True), first + 1):
                     current.next_batch = number
-                    yield batch
+                    yield Drawn(*batch)
                     if current.plans is not plans:
                         break  # what was drawn in advance is void
                 drawn += self._count(cells[: current.next_batch - first])

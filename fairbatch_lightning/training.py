@@ -22,7 +22,7 @@ from fairbatch_lightning.history import UpdateRecord
 from fairbatch_lightning.loaders import FairBatchSampler, TrainLoader, fetches_itself, with_batches
 from fairbatch_lightning.losses import SampleLoss
 from fairbatch_lightning.metrics import GroupLoss
-from fairbatch_lightning.sampler import FairSampler
+from fairbatch_lightning.sampler import Drawn, FairSampler
 from fairbatch_lightning.settings import Settings
 from fairbatch_lightning.validation import Validating, ValidationEstimate
 
@@ -129,17 +129,20 @@ class FairTraining:
 
     def after_batch(self, outputs: Any) -> None:
         """Show the batch to the estimate."""
-        samples, logits = self._batches.take(), self.run.capture.take()
-        if samples is None:  # a fair loader that is shorter than the others is through
+        batch, logits = self._batches.take(), self.run.capture.take()
+        if batch is None:  # a fair loader that is shorter than the others is through
             return
         if not self.logits_seen:
-            self._check_logits(outputs, logits, samples)
+            self._check_logits(outputs, logits, batch)
         if self._watches_training and (self.run.logits_returned or logits is None):
-            logits = returned_logits(outputs, len(samples))
-        if logits is not None and self._estimate.watches_training:
-            self._estimate.observe(self.run, logits.detach(), self.index.cells[samples])
-        if logits is not None and self._importance is not None:
-            self._importance.observe(logits.detach(), samples)
+            returned = returned_logits(outputs, len(batch.samples))
+            logits = None if returned is None else returned.detach()
+        if logits is None:
+            return
+        if self._estimate.watches_training:
+            self._estimate.observe(self.run, logits, batch.cells)
+        if self._importance is not None:
+            self._importance.observe(logits, batch.samples)
 
     @property
     def _watches_training(self) -> bool:
@@ -149,15 +152,15 @@ class FairTraining:
         """Forget a batch that Lightning has fetched in vain, next to a loader without a length."""
         self._batches.forget()
 
-    def _check_logits(self, outputs: Any, logits: Tensor | None, samples: list[int]) -> None:
+    def _check_logits(self, outputs: Any, logits: Tensor | None, batch: Drawn) -> None:
         """After the first training batch: see that its logits were found, or that the step returned them."""
         automatic = self.run.module.automatic_optimization
         if logits is None and automatic and not outputs:
             return  # the step has left this batch out
         captured = logits is not None or self.run.is_compiled  # see `before_batch`; the evaluation will see
-        returned = returned_logits(outputs, len(samples)) if self._settings.logits is None else None
+        returned = returned_logits(outputs, len(batch.samples)) if self._settings.logits is None else None
         if not captured and returned is None:
-            raise RuntimeError(no_logits(len(samples)))
+            raise RuntimeError(no_logits(len(batch.samples)))
         if returned is not None and not automatic and not captured:
             raise RuntimeError(
                 "With manual optimization FairBatch cannot run `training_step` to its end for the logits that it"
@@ -167,7 +170,7 @@ class FairTraining:
             self.run.logits_returned = self.run.whole_step = True
             logits = returned
         if logits is not None:  # see that losses can be had of them
-            self.run.add_losses(self.run.new_metric(), logits.detach(), self.index.cells[samples])
+            self.run.add_losses(self.run.new_metric(), logits.detach(), batch.cells)
         self.logits_seen = True
 
     @property

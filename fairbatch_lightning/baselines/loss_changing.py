@@ -104,14 +104,14 @@ class LossChanging(Baseline):
             return step(*args, **kwargs)
         self._capture.arm(self._batches.batch_size, keep_graph=True)
         output = step(*args, **kwargs)
-        captured, samples = self._capture.take(), self._batches.delivered()
-        if output is None or samples is None:
+        captured, batch = self._capture.take(), self._batches.delivered()
+        if output is None or batch is None:
             return output
-        returned = returned_logits(output, len(samples)) if self._logits is None else None
+        returned = returned_logits(output, len(batch.samples)) if self._logits is None else None
         logits = captured if returned is None else returned
         if logits is None:
-            raise RuntimeError(no_logits(len(samples), callback=type(self).__name__))
-        cells = to_device(torch.from_numpy(self.index.cells[samples].astype(np.int64)), logits.device)
+            raise RuntimeError(no_logits(len(batch.samples), callback=type(self).__name__))
+        cells = to_device(torch.from_numpy(batch.cells.astype(np.int64)), logits.device)
         losses = self._sample_loss(logits, cells)
         if not losses.requires_grad:
             raise RuntimeError(
