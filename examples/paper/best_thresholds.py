@@ -18,12 +18,11 @@ import torch
 
 from data import problem  # isort: skip - first: it tells where the other examples are
 from methods import solved
+from scores import confusion, scores
 from synthetic import DISPARITIES
-from tables import PROBLEMS, interval, markdown, scores, short
+from tables import PROBLEMS, interval, markdown, short
 from torch import Tensor
 from tqdm.auto import tqdm
-
-from fairbatch_lightning.disparities import group_confusion
 
 MOST = 400
 """How many thresholds of a group are tried at most: between any two scores, or at evenly spread quantiles of them."""
@@ -69,11 +68,9 @@ def main() -> None:
                 line: tuple[float, ...] = ()
                 chosen = best_thresholds(logits(x), y, z, criterion, args.disparity)
                 for part in (given.test, given.train):
-                    samples, labels, groups = part.tensors
+                    samples, _, groups = part.tensors
                     for thresholds in (torch.zeros(2), chosen):
-                        positive = logits(samples) > thresholds[groups]
-                        confusion = group_confusion(positive.long(), labels, groups, num_labels=2, num_groups=2)
-                        line += scores(confusion, criterion)
+                        line += scores(confusion(logits(samples) - thresholds[groups], part), criterion)
                 found[criterion].append(line)
         for criterion, lines in found.items():
             means = [fmean(values) for values in zip(*lines, strict=True)]

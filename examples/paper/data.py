@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import lightning as L
@@ -81,6 +81,9 @@ class Problem:
     @property
     def num_features(self) -> int:
         return int(self.train.tensors[0].shape[1])
+
+    def watched_by(self, *callbacks: L.Callback) -> Problem:
+        return replace(self, callbacks=(*self.callbacks, *callbacks))
 
 
 def find(directory: Path, name: str, *, download: bool = False) -> Path:

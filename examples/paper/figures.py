@@ -7,7 +7,8 @@ Most curves are kept in --output, next to the results of `run.py`, and not measu
 | file | shows | paper |
 |---|---|---|
 | share_path.png | how FairBatch moves the shares over the surface of the disparity, on COMPAS | Figure 1a |
-| curves.png | the disparity over the epochs, of all methods | Figures 3 to 5 |
+| curves.png | the disparity over the epochs, of all methods that train one model | Figures 3 to 5 |
+| models.png | the disparity over the models, of LBC and AdaFair | Figures 3 to 5 |
 | tradeoff_*.png | accuracy and disparity for several thresholds | Figure 6 |
 | class_weights.png | the weights of the cells in AdaFair's models and FairBatch's batches | Figure 7 |
 | importance.png | the disparity over the epochs, with and without importance sampling | Figure 8 |
@@ -32,10 +33,11 @@ import torch
 from data import Problem, problem  # isort: skip - first: it tells where the other examples are
 from matplotlib.figure import Figure
 from methods import CANDIDATES, GROUPS, METHODS, MODELS, solved
-from run import Run, confusion_of, save
+from run import Run, save
+from scores import confusion_of, scores
 from synthetic import quiet
-from tables import scores
 from torch import Tensor
+from torch.utils.data import TensorDataset
 from tqdm.auto import tqdm
 
 from fairbatch_lightning import GroupIndex
@@ -53,14 +55,14 @@ THRESHOLDS = {  # in units of the gap, which differ
 
 
 class Watch(L.Callback):
-    """Measures accuracy and disparity on the test set after every epoch."""
+    """Measures accuracy and disparity on some samples after every epoch."""
 
-    def __init__(self, given: Problem, criterion: str) -> None:
-        self._test, self._criterion = given.test, criterion
+    def __init__(self, samples: TensorDataset, criterion: str) -> None:
+        self._samples, self._criterion = samples, criterion
         self.scores: list[tuple[float, float]] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.scores.append(scores(confusion_of(module, self._test), self._criterion))
+        self.scores.append(scores(confusion_of(module, self._samples), self._criterion))
 
 
 class Curves:
@@ -75,8 +77,8 @@ class Curves:
         name = "_".join(f"{key}={value}" for key, value in setting.items())
         file = self._folder / f"curve_{criterion}_{method}_{name}_{self._problem.epochs}_{seed}.json"
         if not file.exists():
-            watch = Watch(self._problem, criterion)
-            METHODS[method](replace(self._problem, callbacks=(watch,)), criterion, seed, **setting)
+            watch = Watch(self._problem.test, criterion)
+            METHODS[method](self._problem.watched_by(watch), criterion, seed, **setting)
             save(file, watch.scores)
         return [tuple(pair) for pair in json.loads(file.read_text())]
 
@@ -96,14 +98,13 @@ def result(folder: Path, *run: Any) -> dict[str, Any] | None:
 
 
 def methods_over_epochs(folder: Path, curves: Curves) -> Figure:
-    """Draw the disparities of all methods, with the settings that were chosen, over the epochs."""
+    """Draw the disparities of all methods of one model, with the settings that were chosen, over the epochs."""
     runs = {}
-    for method in tqdm([method for method in METHODS if method != "FairDRO"], "curves"):  # which is for equalized odds
+    single = [method for method in METHODS if method not in MODELS and method != "FairDRO"]  # for equalized odds
+    for method in tqdm(single, "curves"):
         found = {}
         for criterion in CRITERIA:
-            known = {"setting": {"rounds": 2} if method in MODELS else {}}  # of many models the first
-            if method in CANDIDATES:
-                known = result(folder, "synthetic", criterion, method, 0)
+            known = result(folder, "synthetic", criterion, method, 0) if method in CANDIDATES else {"setting": {}}
             if known is not None:
                 found[criterion] = curves.disparities(method, criterion, [0], known["setting"])
         if len(found) == len(CRITERIA):
@@ -115,6 +116,22 @@ def methods_over_epochs(folder: Path, curves: Curves) -> Figure:
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
     figure.set_size_inches(10, 3.6)
     return figure
+
+
+def disparities_over_models(folder: Path, data: Path | None) -> Figure | None:
+    """Draw the disparities of the methods that need many models, by how many there are."""
+    given, runs = problem("synthetic", data, 0), {}
+    for method in MODELS:
+        known = {criterion: result(folder, "synthetic", criterion, method, 0) for criterion in CRITERIA}
+        if None in known.values():
+            return None
+        numbers = range(1, max(one["models"] for one in known.values()) + 1)
+        found = {}
+        for criterion, one in known.items():
+            models = [METHODS[method](given, criterion, 0, **one["setting"], rounds=number) for number in numbers]
+            found[criterion] = [scores(confusion_of(model.logits, given.test), criterion)[1] for model in models]
+        runs[method] = numbers, found
+    return runs_figure(runs, CRITERIA, "models")
 
 
 def importance_over_epochs(curves: Curves, seeds: Sequence[int]) -> Figure:
@@ -228,6 +245,7 @@ def main() -> None:
         "share_path": lambda: share_path(args.data, args.epochs),
         "class_weights": lambda: class_weights(args.output, args.data),
         "curves": lambda: methods_over_epochs(args.output, curves),
+        "models": lambda: disparities_over_models(args.output, args.data),
         "importance": lambda: importance_over_epochs(curves, range(args.seeds)),
         **{f"tradeoff_{name}": partial(thresholds, curves, name, range(args.seeds)) for name in CRITERIA},
     }

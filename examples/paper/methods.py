@@ -1,7 +1,8 @@
-"""The paper's methods on logistic regression: callbacks of a Trainer, and two that train many models in turn."""
+"""The paper's methods on logistic regression: callbacks of a Trainer, and two that need many models in turn."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import lightning as L
 import torch
 from data import Problem
+from scores import confusion, scores
 from synthetic import LogisticRegression, quiet_trainer
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from fairbatch_lightning import FairBatch, GroupIndex
@@ -24,23 +25,18 @@ from fairbatch_lightning.baselines import (
     GroupDRO,
     Reweighing,
 )
-from fairbatch_lightning.disparities import group_confusion
 
 GROUPS = 2  # the position of z in a sample
-MODELS = {"LBC": 10, "AdaFair": 30}
-"""How many models the methods train that do not train just one."""
+MODELS = {"LBC": 20, "AdaFair": 60}
+"""How many models the methods need that do not train just one."""
 
 
-class WeightedRegression(LogisticRegression):
-    """Logistic regression whose samples may come with a weight each, behind (x, y, z)."""
+class Regression(LogisticRegression):
+    """Logistic regression with a learning rate of one's choice."""
 
     def __init__(self, num_features: int, lr: float) -> None:
         super().__init__(num_features)
         self.lr = lr
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        x, y, _, *weights = batch
-        return functional.binary_cross_entropy_with_logits(self(x), y.float(), *weights)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=self.lr)
@@ -63,27 +59,35 @@ class Trained:
     """Over all models that were trained."""
     weights: list[Any]
     """Shares of the groups over the updates, or weights of the cells over the models."""
+    models: int = 1
+    """How many models it took: that were trained in turn, or that decide together."""
 
 
-def fit(problem: Problem, callbacks: list[L.Callback], seed: int, weights: Tensor | None = None) -> WeightedRegression:
+def fit(problem: Problem, callbacks: list[L.Callback], seed: int) -> Regression:
     """Train one model."""
     L.seed_everything(seed, verbose=False)
-    model = WeightedRegression(problem.num_features, problem.lr)
-    data = Batches(*problem.train.tensors, *([] if weights is None else [weights]))
+    model = Regression(problem.num_features, problem.lr)
+    data = Batches(*problem.train.tensors)
     loader = DataLoader(data, problem.batch_size, shuffle=True, collate_fn=list)  # of what is a batch already
     quiet_trainer(problem.epochs, [*callbacks, *problem.callbacks]).fit(model, loader)
     return model.eval().requires_grad_(False)
 
 
 def solved(x: Tensor, y: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return logistic regression with weights of the samples, solved by Newton's method instead of trained."""
+    """Return logistic regression with weights of the samples, solved by Newton's method instead of trained.
+
+    That is what training comes to in the end, in a hundredth of the time.
+    """
     x, ridge = _with_bias(x), 1e-3
     solution = torch.zeros(x.shape[1], dtype=x.dtype)
     for _ in range(15):
         chances = torch.sigmoid(x @ solution)
         slope = x.T @ (weights * (chances - y)) + ridge * solution
         bend = (x * (weights * chances * (1 - chances)).unsqueeze(1)).T @ x + ridge * torch.eye(len(solution))
-        solution = solution - torch.linalg.solve(bend, slope)
+        step = torch.linalg.solve(bend, slope)
+        solution = solution - step
+        if (x @ step).abs().mean() < 1e-4:
+            break
     return lambda samples: _with_bias(samples) @ solution
 
 
@@ -130,11 +134,10 @@ def rates(logits: Tensor, problem: Problem) -> Tensor:
 
     Rows: among samples of label 0, of label 1, and among all; columns: of group 0, of group 1, and of both.
     """
-    _, y, z = problem.train.tensors
-    confusion = group_confusion((logits > 0).long(), y, z, num_labels=2, num_groups=2).double()  # (Z, Y, Yhat)
-    confusion = torch.cat([confusion, confusion.sum(0, keepdim=True)])
-    confusion = torch.cat([confusion, confusion.sum(1, keepdim=True)], 1)
-    return (confusion[:, :, 1] / confusion.sum(2)).T
+    counts = confusion(logits, problem.train).double()  # (Z, Y, Yhat)
+    counts = torch.cat([counts, counts.sum(0, keepdim=True)])
+    counts = torch.cat([counts, counts.sum(1, keepdim=True)], 1)
+    return (counts[:, :, 1] / counts.sum(2)).T
 
 
 def bias_weights(multipliers: Tensor, criterion: str) -> Tensor:
@@ -161,15 +164,15 @@ def violations(found: Tensor, criterion: str) -> Tensor:
 def label_bias_correction(
     problem: Problem, criterion: str, seed: int, *, rounds: int = MODELS["LBC"], step: float = 2.0
 ) -> Trained:
-    """LBC: train a whole model, change the weights of the cells by how unfair it is, and again."""
+    """LBC: find a whole model, change the weights of the cells by how unfair it is, and again."""
     multipliers, history = torch.zeros(2, 2), []
     x, y, z = problem.train.tensors
     for _ in range(rounds):
         weights = bias_weights(multipliers, criterion)
         history.append(weights.tolist())
-        model = fit(problem, [], seed, weights[y, z])
+        model = solved(x, y, weights[y, z])
         multipliers = multipliers - step * violations(rates(model(x), problem), criterion).float()
-    return Trained(model, rounds * problem.epochs, history)
+    return Trained(model, rounds * problem.epochs, history, rounds)
 
 
 def fairness_costs(found: Tensor, y: Tensor, z: Tensor, criterion: str, tolerance: float) -> Tensor:
@@ -191,30 +194,39 @@ def fairness_costs(found: Tensor, y: Tensor, z: Tensor, criterion: str, toleranc
 def adafair(
     problem: Problem, criterion: str, seed: int, *, rounds: int = MODELS["AdaFair"], tolerance: float = 0.0
 ) -> Trained:
-    """AdaFair: boosting, in which samples of a group that the ensemble so far treats worse count more as well."""
-    history = []
+    """AdaFair: boosting, in which samples of a group that the ensemble so far treats worse count more as well.
+
+    In the end as many of the models have a vote as make error plus disparity on the training set least.
+    """
+    history, sums = [], []
     x, y, z = problem.train.tensors
-    weights = torch.full((len(y),), 1 / len(y))
-    models: list[tuple[float, WeightedRegression]] = []
-
-    def ensemble(samples: Tensor) -> Tensor:
-        return sum(vote * torch.sign(model(samples)) for vote, model in models)
-
-    for number in range(rounds):
-        history.append(torch.zeros(4).index_add(0, 2 * y + z, weights).view(2, 2).tolist())
-        model = fit(problem, [], seed + 1000 * number, weights * len(y))
+    weights = torch.full((len(y),), 1 / len(y), dtype=torch.float64)
+    models: list[tuple[float, Callable[[Tensor], Tensor]]] = []
+    votes = torch.zeros(len(y), dtype=torch.float64)
+    for _ in range(rounds):
+        history.append(torch.zeros(4).double().index_add(0, 2 * y + z, weights).view(2, 2).tolist())
+        model = solved(x, y, weights * len(y))
         logits = model(x)
         wrong = (logits > 0).long() != y
         error = float(weights[wrong].sum().clamp(1e-6, 1 - 1e-6))
-        vote = 0.5 * float(torch.log(torch.tensor((1 - error) / error)))
+        vote = 0.5 * math.log((1 - error) / error)
         if vote <= 0 and models:
             break  # no better than a guess by these weights: the ensemble would only get worse
         models.append((vote, model))
+        votes = votes + vote * torch.sign(logits)
+        accuracy, disparity = scores(confusion(votes, problem.train), criterion)
+        sums.append(1 - accuracy + disparity)
         confidence = (2 * torch.sigmoid(logits) - 1).abs()
-        costs = fairness_costs(rates(ensemble(x), problem), y, z, criterion, tolerance)
+        costs = fairness_costs(rates(votes, problem), y, z, criterion, tolerance)
         weights = weights * torch.exp(vote * confidence * wrong) * torch.where(wrong, 1 + costs, 1)
         weights = weights / weights.sum()
-    return Trained(ensemble, len(history) * problem.epochs, history)
+    best = models[: sums.index(min(sums)) + 1]
+    return Trained(
+        lambda samples: sum(vote * torch.sign(model(samples)) for vote, model in best),
+        len(history) * problem.epochs,
+        history,
+        len(best),
+    )
 
 
 def independent(criterion: str, **settings: Any) -> Reweighing:
@@ -252,10 +264,11 @@ METHODS: dict[str, Callable[..., Trained]] = {
     "FairBatch, errors": with_callback(by_error),
 }
 CANDIDATES: dict[str, list[dict[str, Any]]] = {
-    "FC": [{"weight": weight} for weight in (0.3, 1.0, 3.0)],
-    "AD": [{"weight": weight} for weight in (0.5, 2.0)],
+    "LBC": [{"step": step} for step in (0.5, 2.0)],
+    "FC": [{"weight": weight} for weight in (0.3, 1.0, 3.0, 10.0)],
+    "AD": [{"weight": weight} for weight in (0.5, 2.0, 8.0)],
     "FairDRO": [{"radius": radius} for radius in (0.1, 0.5)],
-    "FairBatch": [{"alpha": alpha} for alpha in (0.001, 0.005)],
+    "FairBatch": [{"alpha": alpha} for alpha in (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)],
     "FairBatch, errors": [{"pull": pull} for pull in (0.0, 3.0)],
 }
 """The settings to choose from by cross-validation; other methods have none, or are used as they are by default."""

@@ -3,7 +3,8 @@
     python examples/paper/run.py --data DIRECTORY
 
 `data.py` says which files the directory holds. Settings of methods are chosen by cross-validation on the training set
-of the first seed, for all seeds, and recorded. (Of COMPAS and Adult, other seeds' test sets share samples with it.)
+of the first seed, for all seeds, and recorded: of those about as fair as the fairest, the most accurate. (Of COMPAS and
+Adult, other seeds' test sets share samples with it.)
 
 Every run leaves a file in --output, and is not repeated when the script is started again; several processes can share
 out the work by --problems, --criteria and --methods. At the end it writes, of all that is there, `tables.md` and one
@@ -15,24 +16,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from data import Problem, problem  # isort: skip - first: it tells where the other examples are
 from cross_validation import choose, folds
 from methods import CANDIDATES, METHODS
+from scores import confusion_of, scores
 from synthetic import DISPARITIES, quiet
-from tables import scores, write_tables
-from torch import Tensor
+from tables import write_tables
 from torch.utils.data import TensorDataset
 from tqdm.auto import tqdm
-
-from fairbatch_lightning.disparities import group_confusion
 
 SAME_FOR_ALL = ("LR", "RW", "GroupDRO")
 """Methods that train the same model whatever the criterion is."""
@@ -60,13 +57,6 @@ def wanted(args: argparse.Namespace) -> Iterator[Run]:
                         yield Run(name, criterion, method, seed)
 
 
-def confusion_of(logits: Callable[[Tensor], Tensor], data: TensorDataset) -> Tensor:
-    """Return the counts of predictions on some data, `(Z, Y, Yhat)`."""
-    x, y, z = data.tensors
-    with torch.no_grad():
-        return group_confusion((logits(x) > 0).long(), y, z, num_labels=2, num_groups=2)
-
-
 def chosen_setting(args: argparse.Namespace, run: Run, given: Problem) -> dict[str, Any]:
     """Return the setting for a method, by cross-validation on a training set; its results are kept in a file."""
     candidates = CANDIDATES.get(run.method, [{}])
@@ -75,18 +65,35 @@ def chosen_setting(args: argparse.Namespace, run: Run, given: Problem) -> dict[s
     file = args.output / f"{'_'.join(run[:3])}_choice.json"
     if not file.exists():
         found: dict[int, list[tuple[float, float]]] = {number: [] for number in range(len(candidates))}
+        commonest = []
         for rest, part in folds(len(given.train), args.folds):
             inner, held_out = (TensorDataset(*given.train[samples]) for samples in (rest, part))
+            commonest.append(float(held_out.tensors[1].bincount().max() / len(part)))
             for number, setting in enumerate(candidates):
                 trained = METHODS[run.method](replace(given, train=inner), run.criterion, 0, **setting)
                 found[number].append(scores(confusion_of(trained.logits, held_out), run.criterion))
-        chosen = candidates[choose(found)]
+        chosen = candidates[choose(worth_having(found, commonest))]
         save(file, {"candidates": candidates, "folds": list(found.values()), "chosen": chosen, "epochs": given.epochs})
     kept = json.loads(file.read_text())
     check_epochs(file, kept["epochs"], given.epochs)
     if kept["candidates"] != candidates:
         raise SystemExit(f"{file} is of other candidates, {kept['candidates']}. Remove it, or choose another --output.")
     return kept["chosen"]
+
+
+def worth_having(found: dict[int, list[tuple[float, float]]], commonest: list[float]) -> dict:
+    """Leave out settings that are fair because they hardly tell the labels apart.
+
+    Args:
+        found: Accuracy and disparity of every setting, for every fold.
+        commonest: How accurate it would be, in every fold, to predict always the same label.
+    """
+    told_apart = {
+        setting: scores
+        for setting, scores in found.items()
+        if all(accuracy > rate for (accuracy, _), rate in zip(scores, commonest, strict=True))
+    }
+    return told_apart or found
 
 
 def check_epochs(file: Path, found: int, wanted: int) -> None:
@@ -134,6 +141,7 @@ def main() -> None:
             trained = METHODS[run.method](given, run.criterion, run.seed, **setting)
             result = {"setting": setting, "confusion": confusion_of(trained.logits, given.test).tolist()}
             result |= {"seed": run.seed, "epochs_of_a_model": given.epochs, "epochs": trained.epochs}
+            result["models"] = trained.models
             save(file, {**result, "weights": [] if run.seed else trained.weights})
     print(write_tables(args.output))
 

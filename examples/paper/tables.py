@@ -14,10 +14,9 @@ import torch
 import data  # noqa: F401  # isort: skip - first: it tells where the other examples are
 from methods import METHODS
 from paper_numbers import PAPER
+from scores import scores
 from synthetic import DISPARITIES, T_975
 from torch import Tensor
-
-from fairbatch_lightning.disparities import accuracy
 
 PROBLEMS = {"synthetic": 0.0, "compas": 0.25, "adult": 0.25}
 """And the size of the test sets compared with the training sets, where seeds split the same samples anew."""
@@ -64,11 +63,6 @@ def interval(differences: Sequence[float], shared: float = 0.0) -> str:
         return short(fmean(differences), "+")
     half = T_975[number - 1] * stdev(differences) * (1 / number + shared) ** 0.5
     return f"{short(fmean(differences), '+')} ± {short(half)}"
-
-
-def scores(confusion: Tensor, criterion: str) -> tuple[float, float]:
-    """Return accuracy and disparity."""
-    return float(accuracy(confusion)), float(DISPARITIES[criterion](confusion))
 
 
 def scores_of(result: dict[str, Any], criterion: str) -> tuple[float, float]:
