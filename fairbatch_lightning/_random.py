@@ -15,7 +15,7 @@ import torch
 def preserved_rng(seed: int | None = None) -> Iterator[None]:
     """Restore the states of Python's, NumPy's and torch's generators (CPU and accelerator) on exit.
 
-    With a `seed` what happens inside is repeatable.
+    With a `seed` what happens inside is repeatable, on the CPU and on the current CUDA or MPS device.
 
     >>> torch.manual_seed(0).initial_seed()
     0
@@ -28,7 +28,7 @@ def preserved_rng(seed: int | None = None) -> Iterator[None]:
     try:
         with torch.random.fork_rng(**(accelerator := _accelerator())):
             if seed is not None:
-                random.seed(seed)
+                random.seed(int(seed))
                 np.random.seed(seed)  # noqa: NPY002
                 torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would prepare for devices to come
                 if accelerator["devices"]:

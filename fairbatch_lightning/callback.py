@@ -71,7 +71,7 @@ class FairBatch(AnyCallback):
         update_every: "epoch", or a number of training batches. Batches that worker processes have fetched in advance
             are not affected by an update.
         importance: Which samples of a cell are drawn more often: None for none, "loss" for those with large losses, or
-            an object, such as `LossRank(pressure=10)`.
+            an object, such as `LossRank(pressure=10, decay=0.98)`.
         loader: Which train DataLoader to act on if there are several: its key in the dict, or its position in the list.
         seed: Decides which samples are drawn.
     """

@@ -57,7 +57,8 @@ def transfers(signal: Tensor, can_give: Tensor, compare: Compare) -> Tensor:
     """
     larger = signal.unsqueeze(0) > signal.unsqueeze(1)  # as all comparisons with NaN, false for groups without part
     if compare == "row":
-        mean, present = signal.nanmean(), signal[~signal.isnan()]
+        present = signal[~signal.isnan()]
+        mean = present.mean()
         # The extremes are named as well, because the mean of two neighbouring floats rounds to one of them.
         gains = (signal > mean) | (signal == present.max())
         gives = ((signal < mean) | (signal == present.min())) & can_give

@@ -88,7 +88,10 @@ class Estimate(ABC):
 
     @abstractmethod
     def measure(self, run: TrainingRun) -> GroupLoss:
-        """Return the losses of the cells as of now: on each process its own part, which are then added up."""
+        """Return the losses of the cells as of now: on each process its own part, which are then added up.
+
+        Look at them before the next measurement, which may use the same object again.
+        """
 
     def start(self, run: TrainingRun) -> None:  # noqa: B027 - optional
         """Forget what was observed: a fit begins."""

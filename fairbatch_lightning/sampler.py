@@ -205,7 +205,8 @@ class FairSampler(DistributedSampler[int]):
                 cells = self._cells(current, draws, first)
                 weights, plans = current.plan(first).weights, current.plans
                 batches: list[list[int]] = draws.samples(cells, drawn, weights)[:, part].tolist()
-                for number, batch in enumerate(zip(batches, cells[:, part], strict=True), first + 1):
+                mine = cells[:, part].copy()  # so that no one spoils the count below
+                for number, batch in enumerate(zip(batches, mine, strict=True), first + 1):
                     current.next_batch = number
                     yield Drawn(*batch)
                     if current.plans is not plans:

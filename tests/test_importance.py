@@ -148,8 +148,16 @@ class TestLossRank:
             assert weights[members] == pytest.approx([expected[sample] for sample in members])
 
     def test_in_the_end_all_samples_are_alike(self):
-        index = GroupIndex.from_values(*data())
-        assert (LossRank(decay=0.9).weights(np.arange(600.0), index, update=50) == 1).all()
+        index, losses = GroupIndex.from_values(*data()), np.arange(600.0)
+        rank = LossRank(pressure=100, decay=0.9)
+        assert (rank.weights(losses, index, update=43) < 1).any()
+        assert (rank.weights(losses, index, update=44) == 1).all()
+
+    def test_the_default_is_mild_and_falls_slowly(self):
+        index, losses = GroupIndex.from_values(*data()), np.arange(600.0)
+        for update, most in ((0, 3), (200, 2.02), (550, 1)):
+            weights = LossRank().weights(losses, index, update)
+            assert most * 0.98 < weights.max() / weights.min() <= most
 
     @pytest.mark.parametrize("pressure", [0.5, float("inf"), float("nan"), "high", True])
     def test_bad_pressure_is_refused(self, pressure):

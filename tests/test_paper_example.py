@@ -188,14 +188,15 @@ class TestMethods:
         problem = module("data").problem("synthetic", None, 0)
 
         def objective(rounds):
-            found = methods.adafair(problem, "equal_opportunity", 0, rounds=rounds)
-            accuracy, disparity = scores.scores(scores.confusion_of(found.logits, problem.train), "equal_opportunity")
+            found = methods.adafair(problem, "demographic_parity", 0, rounds=rounds)
+            confusion = scores.confusion_of(found.logits, problem.train)
+            accuracy, disparity = scores.scores(confusion, "demographic_parity")
             return found.models, 1 - accuracy + disparity
 
         assert objective(1)[0] == 1
         tried = dict(objective(rounds) for rounds in range(1, 21))
         models, least = objective(20)
-        assert models > 1
+        assert 1 < models < 20
         assert least == tried[models] == min(tried.values())
 
     @pytest.mark.slow
@@ -227,6 +228,39 @@ class TestChoice:
         found = {0: [(0.7, 0.2), (0.7, 0.2)], 1: [(0.6, 0.1), (0.55, 0.0)], 2: [(0.55, 0.0), (0.55, 0.0)]}
         assert list(worth_having(found, [0.56, 0.54])) == [0, 1]
         assert worth_having(found, [0.9, 0.9]) == found
+
+    def test_tables_of_what_was_tried_and_chosen(self, tmp_path):
+        """Also of problems for which other settings were tried."""
+        tables = module("tables")
+        assert tables.write_tables(tmp_path) == ""
+        for name, alphas in (("synthetic", [0.1, 0.2]), ("compas", [0.05, 0.1, 0.2])):
+            candidates = [{"alpha": alpha} for alpha in alphas]
+            folds = [[(0.5, alpha), (0.7, 0.0)] for alpha in alphas]
+            choice = {"candidates": candidates, "folds": folds, "chosen": candidates[-1]}
+            (tmp_path / f"{name}_equalized_odds_FairBatch_choice.json").write_text(json.dumps(choice))
+        choices = tables.read_choices(tmp_path)
+        assert tables.chosen(choices)[1:] == [["FairBatch", "equalized odds", "alpha 0.2", "alpha 0.2", ""]]
+        assert tables.by_setting(choices, "FairBatch") == [
+            ["setting", "synthetic, equalized odds", "compas, equalized odds"],
+            ["alpha 0.1", ".600 / .050", ".600 / .050"],
+            ["alpha 0.2", ".600 / .100", ".600 / .100"],
+            ["alpha 0.05", "", ".600 / .025"],
+        ]
+        assert "| alpha 0.05 |  | .600 / .025 |" in tables.write_tables(tmp_path)
+
+
+def test_disparities_over_models(tmp_path, capsys):
+    figures = module("figures")
+    assert figures.disparities_over_models(tmp_path, None) is None
+    assert "for lack of" in capsys.readouterr().out
+    for method, models in (("LBC", 3), ("AdaFair", 4)):
+        for criterion in figures.CRITERIA:
+            result = {"models": models, "setting": {}}
+            (tmp_path / f"synthetic_{criterion}_{method}_0.json").write_text(json.dumps(result))
+    panels = figures.disparities_over_models(tmp_path, None).axes
+    lines = [line for panel in panels for line in panel.lines if len(line.get_xdata()) > 1]
+    assert [len(line.get_xdata()) for line in lines] == [3, 4, 3, 4]
+    assert all(line.get_ydata()[-1] < line.get_ydata()[0] for line in lines[::2])  # AdaFair takes more
 
 
 class TestReferences:

@@ -397,3 +397,16 @@ class SamplerMachine(RuleBasedStateMachine):
 
 SamplerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestSamplerMachine = SamplerMachine.TestCase
+
+
+@pytest.mark.parametrize("num_groups", [2, 256, 257])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_batches_come_with_their_cells(num_groups, rank, monkeypatch):
+    """And whatever is done to these changes no later batch."""
+    monkeypatch.setattr("fairbatch_lightning.sampler._DRAWS_AT_ONCE", 50)
+    labels, groups = data([[600 // num_groups] * num_groups])
+    samplers = [FairSampler(labels, groups, 7, num_replicas=3, rank=rank) for _ in range(2)]
+    for spoiled, batch in zip(samplers[0].batches_with_cells(), samplers[1].batches(), strict=True):
+        assert spoiled.samples == batch
+        assert spoiled.cells.tolist() == groups[batch].tolist()
+        spoiled.cells[:] = 0

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from math import inf
 from pathlib import Path
 from statistics import median
 
 from data import Problem, problem  # isort: skip - first: it tells where the other examples are
 from figures import Watch, low_from
 from methods import METHODS
+from run import check_epochs
 from scores import confusion_of, scores
 from synthetic import DISPARITIES, quiet
 from tables import PROBLEMS, markdown, short
@@ -30,7 +32,7 @@ def race(given: Problem, criterion: str, seed: int, setting: dict[str, float]) -
     watch = Watch(given.train, criterion)
     METHODS["FairBatch"](given.watched_by(watch), criterion, seed, **setting)
     epochs = low_from([found for _, found in watch.scores], disparity)
-    return disparity, rival.models * given.epochs, float("inf") if epochs is None else epochs
+    return disparity, rival.models * given.epochs, inf if epochs is None else epochs
 
 
 def main() -> None:
@@ -44,14 +46,14 @@ def main() -> None:
     rows = [["problem", "criterion", "disparity", "AdaFair's epochs", "FairBatch's epochs", "times as fast"]]
     for name in args.problems:
         for criterion in tqdm(DISPARITIES, name):
-            kept = json.loads((args.output / f"{name}_{criterion}_FairBatch_choice.json").read_text())
-            races = [
-                race(problem(name, args.data, seed), criterion, seed, kept["chosen"]) for seed in range(args.seeds)
-            ]
+            problems = [problem(name, args.data, seed) for seed in range(args.seeds)]
+            file = args.output / f"{name}_{criterion}_FairBatch_choice.json"
+            kept = json.loads(file.read_text())
+            check_epochs(file, kept["epochs"], problems[0].epochs)
+            races = [race(given, criterion, seed, kept["chosen"]) for seed, given in enumerate(problems)]
             disparity, rival, own = (median(values) for values in zip(*races, strict=True))
-            faster = median(rival / own for _, rival, own in races)
-            counts = [f"{number:.0f}" if number < float("inf") else "not reached" for number in (rival, own)]
-            rows.append([name, criterion.replace("_", " "), short(disparity), *counts, f"{faster:.0f}"])
+            reached = [f"{own:.0f}", f"{rival / own:.0f}"] if own < inf else ["never", ""]
+            rows.append([name, criterion.replace("_", " "), short(disparity), f"{rival:.0f}", *reached])
     print(markdown(rows))
 
 

@@ -22,7 +22,6 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,15 +33,14 @@ from data import Problem, problem  # isort: skip - first: it tells where the oth
 from matplotlib.figure import Figure
 from methods import CANDIDATES, GROUPS, METHODS, MODELS, solved
 from run import Run, save
-from scores import confusion_of, scores
+from scores import confusion, confusion_of, scores
 from synthetic import quiet
 from torch import Tensor
 from torch.utils.data import TensorDataset
 from tqdm.auto import tqdm
 
-from fairbatch_lightning import GroupIndex
+from fairbatch_lightning import GroupIndex, LossRank
 from fairbatch_lightning.controller import natural_shares
-from fairbatch_lightning.disparities import equalized_odds_disparity, group_confusion
 from fairbatch_lightning.plots import TradeOffPoint, runs_figure, tradeoff_figure
 
 CRITERIA = ("equal_opportunity", "demographic_parity")
@@ -119,11 +117,11 @@ def methods_over_epochs(folder: Path, curves: Curves) -> Figure:
 
 
 def disparities_over_models(folder: Path, data: Path | None) -> Figure | None:
-    """Draw the disparities of the methods that need many models, by how many there are."""
+    """Draw the disparities of the methods that need many models, by how many they may have."""
     given, runs = problem("synthetic", data, 0), {}
     for method in MODELS:
         known = {criterion: result(folder, "synthetic", criterion, method, 0) for criterion in CRITERIA}
-        if None in known.values():
+        if not all(one and "models" in one for one in known.values()):
             return None
         numbers = range(1, max(one["models"] for one in known.values()) + 1)
         found = {}
@@ -137,7 +135,7 @@ def disparities_over_models(folder: Path, data: Path | None) -> Figure | None:
 def importance_over_epochs(curves: Curves, seeds: Sequence[int]) -> Figure:
     """Draw FairBatch's disparity over the epochs with and without importance sampling; print when it is low."""
     runs = {}
-    for name, setting in (("FairBatch", {}), ('importance="loss"', {"importance": "loss"})):
+    for name, setting in (("FairBatch", {}), ("LossRank(3, 0.998)", {"importance": LossRank(3, 0.998)})):
         found = {}
         for criterion in tqdm(CRITERIA, name):
             found[criterion] = curves.disparities("FairBatch", criterion, seeds, setting)
@@ -180,10 +178,7 @@ def surface(given: Problem, grid: Tensor) -> Tensor:
         for column, share_of_1 in enumerate(grid):
             shares = torch.tensor([[1 - share_of_0, share_of_0], [1 - share_of_1, share_of_1]])
             weights = (shares * counts.sum(1, keepdim=True) / counts)[y, z]
-            predictions = (solved(x, y, weights)(x) > 0).long()
-            found[row, column] = equalized_odds_disparity(
-                group_confusion(predictions, y, z, num_labels=2, num_groups=2)
-            )
+            found[row, column] = scores(confusion(solved(x, y, weights)(x), given.train), "equalized_odds")[1]
     return found
 
 
@@ -230,27 +225,32 @@ def class_weights(folder: Path, data: Path | None) -> Figure | None:
     return figure
 
 
+Drawing = Callable[[argparse.Namespace, Curves], Figure | None]
+FIGURES: dict[str, Drawing] = {
+    "share_path": lambda args, _: share_path(args.data, args.epochs),
+    "class_weights": lambda args, _: class_weights(args.output, args.data),
+    "curves": lambda args, curves: methods_over_epochs(args.output, curves),
+    "models": lambda args, _: disparities_over_models(args.output, args.data),
+    "importance": lambda args, curves: importance_over_epochs(curves, range(args.seeds)),
+    "tradeoff_equal_opportunity": lambda args, curves: thresholds(curves, "equal_opportunity", range(args.seeds)),
+    "tradeoff_demographic_parity": lambda args, curves: thresholds(curves, "demographic_parity", range(args.seeds)),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="the directory with the data")
     parser.add_argument("--output", type=Path, default=Path("paper_results"), help="where the results of run.py are")
     parser.add_argument("--pictures", type=Path, default=Path("paper_results"), help="directory for the figures")
+    parser.add_argument("--figures", nargs="+", default=list(FIGURES), choices=list(FIGURES))
     parser.add_argument("--seeds", type=int, default=3, help="of thresholds and importance sampling")
     parser.add_argument("--epochs", type=int, help="of every model; default: as in run.py")
     args = parser.parse_args()
     quiet()
     args.pictures.mkdir(parents=True, exist_ok=True)
     curves = Curves(args.output, args.data, args.epochs)
-    drawings: dict[str, Callable[[], Figure | None]] = {
-        "share_path": lambda: share_path(args.data, args.epochs),
-        "class_weights": lambda: class_weights(args.output, args.data),
-        "curves": lambda: methods_over_epochs(args.output, curves),
-        "models": lambda: disparities_over_models(args.output, args.data),
-        "importance": lambda: importance_over_epochs(curves, range(args.seeds)),
-        **{f"tradeoff_{name}": partial(thresholds, curves, name, range(args.seeds)) for name in CRITERIA},
-    }
-    for name, draw in drawings.items():
-        if (figure := draw()) is not None:
+    for name in args.figures:
+        if (figure := FIGURES[name](args, curves)) is not None:
             figure.savefig(args.pictures / f"{name}.png", dpi=100)
 
 

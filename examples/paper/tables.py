@@ -193,6 +193,58 @@ def paper_change(criterion: str, method: str, place: int) -> tuple[str, str]:
     return removed(old_disparity, disparity), short(new - old, "+")
 
 
+Choices = dict[tuple[str, str, str], dict[str, Any]]
+
+
+def read_choices(folder: Path) -> Choices:
+    """Return what cross-validation found, by problem, criterion and method."""
+    choices: Choices = {}
+    for name in PROBLEMS:
+        for criterion in PAPER:
+            for method in METHODS:
+                file = folder / f"{name}_{criterion}_{method}_choice.json"
+                if file.exists():
+                    choices[name, criterion, method] = json.loads(file.read_text())
+    return choices
+
+
+def setting_name(setting: dict[str, float]) -> str:
+    """Return a setting as text.
+
+    >>> setting_name({"alpha": 0.005, "pull": 3.0})
+    'alpha 0.005, pull 3'
+    """
+    return ", ".join(f"{name} {value:g}" for name, value in setting.items())
+
+
+def chosen(choices: Choices) -> list[list[str]]:
+    """Return a table of the settings that were chosen, for every method and criterion."""
+    rows = [["method", "criterion", *PROBLEMS]]
+    for method in METHODS:
+        for criterion in PAPER:
+            kept = [choices.get((name, criterion, method)) for name in PROBLEMS]
+            if any(kept):
+                settings = [setting_name(one["chosen"]) if one else "" for one in kept]
+                rows.append([method, criterion.replace("_", " "), *settings])
+    return rows
+
+
+def by_setting(choices: Choices, method: str) -> list[list[str]]:
+    """Return a table of accuracy / disparity on the folds that were left out, for every setting of a method."""
+    columns = {}
+    for (name, criterion, of), one in choices.items():
+        if of == method:
+            settings = map(setting_name, one["candidates"])
+            means = [[fmean(values) for values in zip(*folds, strict=True)] for folds in one["folds"]]
+            column = dict(zip(settings, (" / ".join(map(short, pair)) for pair in means), strict=True))
+            columns[f"{name}, {criterion.replace('_', ' ')}"] = column
+    settings = dict.fromkeys(setting for column in columns.values() for setting in column)
+    return [
+        ["setting", *columns],
+        *([name, *(column.get(name, "") for column in columns.values())] for name in settings),
+    ]
+
+
 def markdown(rows: list[list[str]]) -> str:
     """Return a table as Markdown."""
     header, *rest = rows
@@ -213,6 +265,10 @@ def write_tables(folder: Path) -> str:
                 markdown(merged(table)),
                 markdown(merged_changes(changed)),
             ]
+    if choices := read_choices(folder):
+        parts += ["## What was chosen", markdown(chosen(choices))]
+    if len(table := by_setting(choices, "FairBatch")) > 1:
+        parts += ["## FairBatch by its step", markdown(table)]
     text = "\n\n".join(parts)
     (folder / "tables.md").write_text(f"{text}\n")
     return text
