@@ -213,12 +213,14 @@ def test_the_race_against_adafair():
     """It ends when FairBatch is as fair as AdaFair for good; standing still it never is."""
     race, methods, scores = module("adafair_speed").race, module("methods"), module("scores")
     problem = replace(module("data").problem("synthetic", None, 0), epochs=20, lr=0.01)
-    disparity, rival, own = race(problem, "equal_opportunity", 0, {"alpha": 0.05})
-    assert rival == 20 * methods.adafair(problem, "equal_opportunity", 0).models
+    disparity, kept, trained, own = race(problem, "equal_opportunity", 0, {"alpha": 0.05})
+    rival = methods.adafair(problem, "equal_opportunity", 0)
+    assert (kept, trained) == (20 * rival.models, rival.epochs)
+    assert kept < trained
     assert own <= 20
     as_fair = methods.METHODS["FairBatch"](replace(problem, epochs=own), "equal_opportunity", 0, alpha=0.05)
     assert scores.scores(scores.confusion_of(as_fair.logits, problem.train), "equal_opportunity")[1] <= disparity
-    assert race(problem, "equal_opportunity", 0, {"alpha": 1e-6})[2] == math.inf
+    assert race(problem, "equal_opportunity", 0, {"alpha": 1e-6}).own == math.inf
 
 
 class TestChoice:
