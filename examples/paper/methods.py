@@ -76,7 +76,7 @@ def fit(problem: Problem, callbacks: list[L.Callback], seed: int) -> Regression:
 def solved(x: Tensor, y: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor]:
     """Return logistic regression with weights of the samples, solved by Newton's method instead of trained.
 
-    That is what training comes to in the end, in a hundredth of the time.
+    That is what training comes to in the end, in a small part of the time.
     """
     x, ridge = _with_bias(x), 1e-3
     solution = torch.zeros(x.shape[1], dtype=x.dtype)
