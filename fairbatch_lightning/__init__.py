@@ -1,28 +1,66 @@
-"""Fair training as a one-line change for PyTorch Lightning."""
+"""Fair training as a one-line change for PyTorch Lightning.
 
-from fairbatch_lightning._warnings import FairBatchWarning as FairBatchWarning
-from fairbatch_lightning.audit import Audit as Audit
-from fairbatch_lightning.audit import FairnessRecord as FairnessRecord
-from fairbatch_lightning.callback import FairBatch as FairBatch
-from fairbatch_lightning.controller import ShareController as ShareController
-from fairbatch_lightning.criteria import Criterion as Criterion
-from fairbatch_lightning.criteria import DemographicParity as DemographicParity
-from fairbatch_lightning.criteria import EqualizedOdds as EqualizedOdds
-from fairbatch_lightning.criteria import EqualOpportunity as EqualOpportunity
-from fairbatch_lightning.estimate import Estimate as Estimate
-from fairbatch_lightning.evaluated import ExactEstimate as ExactEstimate
-from fairbatch_lightning.evaluated import SampledEstimate as SampledEstimate
-from fairbatch_lightning.fairness import DemographicParityDisparity as DemographicParityDisparity
-from fairbatch_lightning.fairness import EqualizedOddsDisparity as EqualizedOddsDisparity
-from fairbatch_lightning.fairness import EqualOpportunityDisparity as EqualOpportunityDisparity
-from fairbatch_lightning.fairness import GroupAccuracy as GroupAccuracy
-from fairbatch_lightning.groups import GroupIndex as GroupIndex
-from fairbatch_lightning.history import UpdateRecord as UpdateRecord
-from fairbatch_lightning.importance import Importance as Importance
-from fairbatch_lightning.importance import LossRank as LossRank
-from fairbatch_lightning.metrics import GroupConfusion as GroupConfusion
-from fairbatch_lightning.metrics import GroupLoss as GroupLoss
-from fairbatch_lightning.monitor import FairnessMonitor as FairnessMonitor
-from fairbatch_lightning.online import OnlineEstimate as OnlineEstimate
-from fairbatch_lightning.sampler import FairSampler as FairSampler
-from fairbatch_lightning.validation import ValidationEstimate as ValidationEstimate
+Names are imported when they are first asked for: only the callbacks need Lightning.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fairbatch_lightning._support.warn import FairBatchWarning as FairBatchWarning
+    from fairbatch_lightning.batches.sampler import FairSampler as FairSampler
+    from fairbatch_lightning.callbacks.fairbatch import FairBatch as FairBatch
+    from fairbatch_lightning.callbacks.monitor import FairnessMonitor as FairnessMonitor
+    from fairbatch_lightning.cells.index import GroupIndex as GroupIndex
+    from fairbatch_lightning.measure.estimates.base import CellLosses as CellLosses
+    from fairbatch_lightning.measure.estimates.base import Estimate as Estimate
+    from fairbatch_lightning.measure.estimates.base import TrainingRun as TrainingRun
+    from fairbatch_lightning.measure.estimates.online import OnlineEstimate as OnlineEstimate
+    from fairbatch_lightning.measure.estimates.training_set import ExactEstimate as ExactEstimate
+    from fairbatch_lightning.measure.estimates.training_set import SampledEstimate as SampledEstimate
+    from fairbatch_lightning.measure.estimates.validation import ValidationEstimate as ValidationEstimate
+    from fairbatch_lightning.measure.group_loss import GroupLoss as GroupLoss
+    from fairbatch_lightning.rules.base import RuleState as RuleState
+    from fairbatch_lightning.rules.base import UpdateRule as UpdateRule
+    from fairbatch_lightning.rules.criteria import Criterion as Criterion
+    from fairbatch_lightning.rules.criteria import DemographicParity as DemographicParity
+    from fairbatch_lightning.rules.criteria import EqualizedOdds as EqualizedOdds
+    from fairbatch_lightning.rules.criteria import EqualOpportunity as EqualOpportunity
+    from fairbatch_lightning.rules.importance import Importance as Importance
+    from fairbatch_lightning.rules.importance import LossRank as LossRank
+    from fairbatch_lightning.rules.signed_steps import SignedSteps as SignedSteps
+    from fairbatch_lightning.rules.worst_case import WorstCase as WorstCase
+
+_ROOMS = {
+    "_support.warn": ("FairBatchWarning",),
+    "batches.sampler": ("FairSampler",),
+    "callbacks.fairbatch": ("FairBatch",),
+    "callbacks.monitor": ("FairnessMonitor",),
+    "cells.index": ("GroupIndex",),
+    "measure.estimates.base": ("CellLosses", "Estimate", "TrainingRun"),
+    "measure.estimates.online": ("OnlineEstimate",),
+    "measure.estimates.training_set": ("ExactEstimate", "SampledEstimate"),
+    "measure.estimates.validation": ("ValidationEstimate",),
+    "measure.group_loss": ("GroupLoss",),
+    "rules.base": ("RuleState", "UpdateRule"),
+    "rules.criteria": ("Criterion", "DemographicParity", "EqualOpportunity", "EqualizedOdds"),
+    "rules.importance": ("Importance", "LossRank"),
+    "rules.signed_steps": ("SignedSteps",),
+    "rules.worst_case": ("WorstCase",),
+}
+_MODULE_OF = {name: f"fairbatch_lightning.{module}" for module, names in _ROOMS.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 from torchvision.transforms import v2
 
-from fairbatch_lightning._warnings import warn
+from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.vision.images import ImageFile
 from fairbatch_lightning.vision.utkface import AGE_CUTS, Attribute, UTKFace, classes_of, square
 

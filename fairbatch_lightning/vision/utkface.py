@@ -18,7 +18,7 @@ from torchvision.datasets import VisionDataset
 from torchvision.transforms import v2
 from tqdm.auto import tqdm
 
-from fairbatch_lightning._warnings import warn
+from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.vision.images import ImageFile, find_images
 
 Attribute: TypeAlias = Literal["gender", "age", "race"]

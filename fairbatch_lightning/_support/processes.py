@@ -1,0 +1,47 @@
+"""Several processes: the one place that asks whether there are any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+
+def are_several() -> bool:
+    """Return whether a process group is there to talk to."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def world_size() -> int:
+    """Return the number of processes."""
+    return dist.get_world_size() if are_several() else 1
+
+
+def rank() -> int:
+    """Return this process's number."""
+    return dist.get_rank() if are_several() else 0
+
+
+def world_sum(values: Tensor) -> Tensor:
+    """Return a sum over all processes, of values without a gradient."""
+    if are_several():
+        values = values.clone()
+        dist.all_reduce(values)
+    return values
+
+
+def gathered(own: Any) -> list[Any]:
+    """Return an object of every process."""
+    if world_size() == 1:
+        return [own]
+    found: list[Any] = [None] * world_size()
+    dist.all_gather_object(found, own)
+    return found
+
+
+def share_first(tensors: list[Tensor]) -> None:
+    """Give all processes the first one's values."""
+    if world_size() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)

@@ -1,0 +1,293 @@
+"""The one line: a Lightning callback that swaps fair batches into training and updates their shares."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fairbatch_lightning._support.checks import check_at_least, chosen
+from fairbatch_lightning._support.lightning import processes_of
+from fairbatch_lightning._support.warn import warn
+from fairbatch_lightning.batches.sampler import FairSampler
+from fairbatch_lightning.callbacks.base import ChangesBatches, LoadedData
+from fairbatch_lightning.callbacks.fit import FairFit
+from fairbatch_lightning.cells.index import GroupIndex
+from fairbatch_lightning.cells.lookup import Source
+from fairbatch_lightning.measure.estimates.base import Estimate, TrainingRun
+from fairbatch_lightning.measure.estimates.online import OnlineEstimate
+from fairbatch_lightning.measure.estimates.training_set import ExactEstimate, SampledEstimate
+from fairbatch_lightning.measure.estimates.validation import ValidationEstimate
+from fairbatch_lightning.measure.logits import LogitsReader
+from fairbatch_lightning.measure.per_sample import PerSampleLoss, SampleLoss, resolve_loss
+from fairbatch_lightning.reports.curves import over_time
+from fairbatch_lightning.reports.figures import shares_figure
+from fairbatch_lightning.reports.log_format import share_values, update_values
+from fairbatch_lightning.reports.loggers import log_at_once, log_figure, show
+from fairbatch_lightning.rules.base import UpdateRule
+from fairbatch_lightning.rules.criteria import CRITERIA, Criterion, compared_rows
+from fairbatch_lightning.rules.history import UpdateRecord
+from fairbatch_lightning.rules.importance import Importance, LossRank
+from fairbatch_lightning.rules.signed_steps import SignedSteps
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+    from matplotlib.figure import Figure
+
+RULES: dict[str, type[UpdateRule]] = {"paper": SignedSteps}
+ESTIMATES: dict[str, type[Estimate]] = {
+    "online": OnlineEstimate,
+    "sampled": SampledEstimate,
+    "exact": ExactEstimate,
+    "validation": ValidationEstimate,
+}
+IMPORTANCES: dict[str, type[Importance]] = {"loss": LossRank}
+
+
+class FairBatch(ChangesBatches):
+    """Makes training fair by choosing the batches: FairBatch (Roh et al., ICLR 2021) for any labels and groups.
+
+    Add it to a Trainer, and nothing else changes:
+
+        Trainer(callbacks=[FairBatch("equalized_odds", groups="race")])
+
+    The train DataLoader draws ordinary batches at first. After every epoch the mean loss of each cell, that is each
+    (label, group) pair, is known from its batches (see `estimate`), and the cells' shares in the next ones shift
+    towards the groups that are worse off, as the `rule` says.
+
+    Logged: `fairbatch/gap_max` (also on the progress bar), `fairbatch/gap/<label>`, `fairbatch/loss/<label>/<group>`
+    and `fairbatch/share/<label>/<group>`. In TensorBoard a picture of them appears at the end.
+
+    Args:
+        criterion: "equal_opportunity", "equalized_odds", "demographic_parity", or an object, such as
+            `EqualOpportunity(positive_label="hired")`.
+        groups: The sensitive attribute: the name of an attribute or column of the training set, an array with one value
+            per sample, the position in the sample, or a function of the dataset. Several names in a list make groups
+            of their combinations. None finds `groups` and other usual names.
+        labels: The same for the labels; None finds `targets` and other usual names.
+        rule: How losses become shares: "paper", or an object, such as `SignedSteps(alpha=0.05, min_share=0.02)`.
+        estimate: How losses are measured: "online" takes those of the training batches; "sampled" evaluates some of
+            every cell's samples; "exact" all of them, as the paper does; "validation" takes the losses of the
+            validation loop, and updates the shares after it. Or an object, such as `SampledEstimate(256)`.
+        update_every: "epoch", or a number of training batches. Batches that worker processes have fetched in advance
+            are not affected by an update.
+        importance: Which samples of a cell are drawn more often: None for none, "loss" for those with large losses, or
+            an object, such as `LossRank(pressure=10, decay=0.98)`.
+        loss: A function `(logits, labels) -> values` with one value per sample, "error" for the 0/1 loss, or None for
+            cross-entropy (binary for logits of shape `(B,)` or `(B, 1)`).
+        logits: The name of the submodule that computes the logits, such as "net". None takes the module's own output,
+            `self(x)`, or `training_step`'s `{"logits": ...}`.
+        loader: Which train DataLoader to act on if there are several: its key in the dict, or its position in the list.
+        seed: Decides which samples are drawn.
+    """
+
+    def __init__(
+        self,
+        criterion: str | Criterion = "equalized_odds",
+        groups: Source = None,
+        *,
+        labels: Source = None,
+        rule: str | UpdateRule = "paper",
+        estimate: str | Estimate = "online",
+        update_every: int | str = "epoch",
+        importance: str | Importance | None = None,
+        loss: PerSampleLoss | str | None = None,
+        logits: str | None = None,
+        loader: int | str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(groups, labels=labels, loader=loader, seed=seed)
+        self._criterion = chosen("criterion", criterion, CRITERIA, Criterion)
+        self._rule = chosen("rule", rule, RULES, UpdateRule)
+        self._estimate = chosen("estimate", estimate, ESTIMATES, Estimate)
+        self._importance = None if importance is None else chosen("importance", importance, IMPORTANCES, Importance)
+        self._loss = resolve_loss(loss)
+        self._importance_loss = resolve_loss(None if loss == "error" else loss)  # errors alone tell too little
+        self._reader = LogitsReader("FairBatch", logits)
+        self._logits, self._update_every = logits, update_every
+        self._check_update_every()
+        self._fit: FairFit | None = None
+
+    def _check_update_every(self) -> None:
+        if self._update_every == "epoch":
+            return
+        if isinstance(self._update_every, str):
+            raise ValueError(
+                'Expected argument `update_every` to be "epoch" or a positive number of batches but got'
+                f" {self._update_every!r}."
+            )
+        check_at_least("update_every", self._update_every, 1)
+        if self._estimate.watches_validation:
+            raise ValueError(
+                'Expected argument `update_every` to be "epoch" with estimate="validation", which updates the shares'
+                f" after every validation, but got {self._update_every!r}. Use Trainer(val_check_interval=...)."
+            )
+
+    @property
+    def shares(self) -> Tensor | None:
+        """The `(Y, Z)` shares as of now; None before the training data is known."""
+        return None if self._fit is None else self._fit.state.shares.clone()
+
+    @property
+    def history(self) -> list[UpdateRecord]:
+        """One record per update: epoch, step, cell losses, gaps, shares before and after."""
+        return [] if self._fit is None else list(self._fit.history)
+
+    def plot(self) -> Figure:
+        """Draw the cells' shares and losses and the gaps over the updates. `.savefig("fairbatch.png")` saves it."""
+        if not self.history or self.index is None:
+            raise ValueError("Expected FairBatch to have trained for at least one update, but there is none to draw.")
+        return shares_figure(over_time(self.history, self.index))
+
+    # What this callback decides, as `ChangesBatches` asks for it.
+
+    def shares_of(self, index: GroupIndex) -> Tensor | None:
+        """Return the shares as of now."""
+        return self.shares
+
+    def begin(self, trainer: Trainer, module: LightningModule) -> None:
+        """Watch for the logits; a submodule may be built only later."""
+        self._reader.attach(module, required=False)
+        self._cleanup.callback(self._reader.detach)
+
+    def start(self, data: LoadedData) -> None:
+        """Put the parts together."""
+        self._reader.attach(data.module)
+        run = TrainingRun(
+            data.trainer,
+            data.module,
+            data.loader,
+            data.index,
+            self._sample_loss(data.index),
+            self._reader,
+            seed=self._seed,
+            labels=self._labels,
+            groups=self._groups,
+            compared=compared_rows(self._criterion, data.index),
+            **processes_of(data.trainer),
+        )
+        own = copy.deepcopy(self._estimate), copy.deepcopy(self._importance)
+        self._fit = FairFit(run, self._criterion, self._rule, *own, self._importance_loss)
+        self._cleanup.callback(self._fit.close)
+
+    def reload(self, data: LoadedData) -> None:
+        """Go on with data that Lightning has loaded anew."""
+        if self._fit is not None:
+            sample_loss = self._sample_loss(data.index)
+            run = replace(self._fit.run, loader=data.loader, index=data.index, sample_loss=sample_loss)
+            self._fit.reload(run, same_samples=data.same_samples)
+
+    def learnt(self, *, alone: bool) -> dict[str, Any]:
+        """Return what the fit needs to go on."""
+        fit, sampler = self._live()
+        return fit.state_dict(sampler.epoch, alone=alone)
+
+    def go_on_from(self, learnt: dict[str, Any]) -> None:
+        """Go on from what a checkpoint holds."""
+        if self._fit is not None:
+            self._fit.load_state_dict(learnt)
+
+    # The hooks of a Callback.
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make up for an update that the interrupted run did not get to."""
+        if self._batches is None:
+            return
+        fit, sampler = self._live()
+        if not fit.history:
+            log_at_once(trainer, share_values(fit.state.shares, fit.run.index))
+        fit.estimate.check(fit.run)
+        if (epoch := fit.missed_epoch()) is None:
+            return
+        if self._updates_after_epochs:
+            log_at_once(trainer, update_values(fit.update(sampler, epoch), fit.run.index))
+        elif fit.estimate.watches_validation and (epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0:
+            warn(
+                f"The checkpoint was saved after the last batch of epoch {epoch} but before the validation that"
+                " follows it, which Lightning does not make up for: the update of the shares after it is left out."
+                " Save checkpoints after the validation to resume exactly."
+            )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Watch for the logits."""
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if self._batches is not None:
+            self._live()[0].before_batch()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Refuse a module whose logits are out of reach at once; update the shares if it is time."""
+        if self._batches is None:
+            return
+        self._live()[0].after_batch(self._batches.take(), outputs)
+        every = self._update_every
+        if every != "epoch" and (trainer.fit_loop.total_batch_idx + 1) % int(every) == 0:
+            self._update(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Update the shares; the next epoch's batches follow them."""
+        super().on_train_epoch_end(trainer, pl_module)
+        if self._batches is not None and self._updates_after_epochs:
+            self._update(trainer, epoch_ended=True)
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell the estimate that a validation begins."""
+        if fit := self._validating(trainer):
+            fit.estimate.before_validation(fit.run)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Tell the estimate that a batch comes."""
+        if fit := self._validating(trainer):
+            fit.estimate.before_validation_batch(fit.run, dataloader_idx)
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *batch: Any) -> None:
+        """Show the estimate what came of the batch."""
+        if fit := self._validating(trainer):
+            fit.estimate.after_validation_batch(fit.run, outputs)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Update the shares, if that is where losses come from; batches from now on follow them."""
+        if (fit := self._validating(trainer)) and fit.estimate.watches_validation:
+            self._update(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show in TensorBoard what happened."""
+        if self.history:
+            log_figure(trainer, "fairbatch", self.plot)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the module."""
+        return {**super().__getstate__(), "_reader": LogitsReader("FairBatch", self._logits)}
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._fit, self._reader = None, LogitsReader("FairBatch", self._logits)
+
+    def _sample_loss(self, index: GroupIndex) -> SampleLoss:
+        return SampleLoss(index, self._loss, self._criterion.target(index))
+
+    def _live(self) -> tuple[FairFit, FairSampler]:
+        """Return the fit that is going on, and what draws its batches."""
+        if self._fit is None or self._batches is None:
+            raise RuntimeError("Expected a fit to be going on, but there is none.")
+        return self._fit, self._batches.sampler
+
+    @property
+    def _updates_after_epochs(self) -> bool:
+        return self._update_every == "epoch" and not self._estimate.watches_validation
+
+    def _validating(self, trainer: Trainer) -> FairFit | None:
+        """Return the fit whose validation is going on, if it is one."""
+        during_fit = self._batches is not None and trainer.state.fn == "fit" and not trainer.sanity_checking
+        return self._fit if during_fit else None
+
+    def _update(self, trainer: Trainer, *, epoch_ended: bool = False) -> None:
+        fit, sampler = self._live()
+        values = update_values(fit.update(sampler), fit.run.index)
+        show(trainer, values, in_bar=["fairbatch/gap_max"])
+        log_at_once(trainer, {"epoch": trainer.current_epoch, **values}, epoch_ended=epoch_ended)

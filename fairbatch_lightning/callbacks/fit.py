@@ -1,0 +1,176 @@
+"""FairBatch during one `fit`, once the training data is known.
+
+Here the loop closes: measured losses go to the criterion, its signal to the rule, the shares to the sampler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairbatch_lightning._support.warn import warn
+from fairbatch_lightning.batches.sampler import Drawn, FairSampler
+from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun
+from fairbatch_lightning.measure.estimates.silent_pass import check_can_evaluate
+from fairbatch_lightning.measure.per_sample import PerSampleLoss
+from fairbatch_lightning.measure.sample_losses import LossOfEverySample
+from fairbatch_lightning.rules.base import UpdateRule
+from fairbatch_lightning.rules.criteria import Criterion
+from fairbatch_lightning.rules.history import UpdateRecord
+from fairbatch_lightning.rules.importance import Importance
+
+
+class FairFit:
+    """The parts of FairBatch for one fit.
+
+    Args:
+        run: The Trainer, the module and the data.
+        criterion: What must become equal.
+        rule: What decides about the shares.
+        estimate: What measures the losses; of this fit only.
+        importance: What weighs the samples of a cell, if anything does; of this fit only.
+        importance_loss: By which loss it weighs them.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        criterion: Criterion,
+        rule: UpdateRule,
+        estimate: Estimate,
+        importance: Importance | None,
+        importance_loss: PerSampleLoss,
+    ) -> None:
+        check_can_evaluate(run)
+        self.run, self._criterion, self._rule, self.estimate = run, criterion, rule, estimate
+        self._importance, self._importance_loss = importance, importance_loss
+        self._sample_losses = self._new_sample_losses()
+        self.state = rule.start(run.index.counts)
+        self.history: list[UpdateRecord] = []
+        self._logits_seen = False
+        self._resumed_epoch: int | None = None
+        self._warned: set[str] = set()
+        estimate.start(run)
+
+    def _new_sample_losses(self) -> LossOfEverySample | None:
+        return None if self._importance is None else LossOfEverySample(self.run.index, self._importance_loss)
+
+    def reload(self, run: TrainingRun, *, same_samples: bool) -> None:
+        """Go on with data that was loaded anew."""
+        self.run = run
+        if not same_samples:
+            self._sample_losses = self._new_sample_losses()
+
+    def close(self) -> None:
+        """Let go of what the fit needed."""
+        self.estimate.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle what happened in the fit, not the Trainer, module and data it was made with."""
+        return {"state": self.state, "history": self.history}
+
+    @property
+    def _watches_training(self) -> bool:
+        return self.estimate.watches_training or self._importance is not None
+
+    def before_batch(self) -> None:
+        """Keep the logits of a training batch if they are wanted, and those of the first for a check."""
+        first = not self._logits_seen and not self.run.is_compiled  # there it would have everything compiled twice
+        if first or self._watches_training:
+            self.run.reader.expect(self.run.loader.batch_size)
+
+    def after_batch(self, batch: Drawn | None, outputs: Any) -> None:
+        """Show a training batch to whom it concerns; there is none if a loader that is shorter than others is through.
+
+        Args:
+            batch: The samples of the batch.
+            outputs: What `training_step` returned.
+        """
+        if batch is None or (self._logits_seen and not self._watches_training):
+            return
+        automatic = self.run.module.automatic_optimization
+        logits = self.run.reader.read(outputs, len(batch.samples), can_rerun=automatic)
+        if not self._logits_seen:
+            self._check_logits(outputs, logits, batch)
+        if logits is None:
+            return
+        if self.estimate.watches_training:
+            self.estimate.observe(self.run, logits.detach(), batch.cells)
+        if self._sample_losses is not None:
+            self._sample_losses.observe(logits.detach(), batch.samples)
+
+    def _check_logits(self, outputs: Any, logits: Tensor | None, batch: Drawn) -> None:
+        """After the first training batch: see that its logits were found, and that losses can be had of them."""
+        if logits is not None:
+            self.run.add_losses(self.run.new_metric(), logits.detach(), batch.cells)
+        elif not self.run.is_compiled:  # see `before_batch`; there the first update will see
+            if self.run.module.automatic_optimization and not outputs:
+                return  # the step has left this batch out
+            raise self.run.reader.missing(len(batch.samples))
+        self._logits_seen = True
+
+    @torch.inference_mode(False)
+    def update(self, sampler: FairSampler, epoch: int | None = None) -> UpdateRecord:
+        """Measure the cells' losses, shift the shares, draw by them, and write it down.
+
+        Args:
+            sampler: Draws the batches.
+            epoch: The epoch that the update is of; default: the current one.
+        """
+        trainer, index, before = self.run.trainer, self.run.index, self.state
+        losses = self._checked(self.estimate.measure(self.run, before.updates, uniform=not sampler.weighted))
+        signal = self._criterion.compared(losses, index)
+        self.state = self._rule.update(index.counts, before, signal)
+        sampler.shares = self.state.shares
+        if self._importance is not None and self._sample_losses is not None:
+            sampler.weights = self._importance.weights(self._sample_losses.known(), index, before.updates)
+        epoch = trainer.current_epoch if epoch is None else epoch
+        gaps = self._rule.gaps(signal)
+        record = UpdateRecord(epoch, trainer.global_step, losses, gaps, before.shares, self.state.shares)
+        self.history.append(record)
+        return record
+
+    def _checked(self, measured: CellLosses) -> Tensor:
+        """Return the mean losses `(Y, Z)`; say once if some are not finite."""
+        broken = self.run.index.cell_names((measured.counts > 0) & ~measured.means.isfinite())
+        if broken and broken not in self._warned:
+            self._warned.add(broken)
+            warn(
+                f"The loss is NaN or infinite in the cells {broken}. They take no part in an"
+                " update until it is finite again. Look for bad samples there, or for diverging training."
+            )
+        return measured.means
+
+    def missed_epoch(self) -> int | None:
+        """Return the epoch whose update was not made, if any, when a run is resumed.
+
+        Lightning resumes from a checkpoint of an epoch's last batch at the next epoch, without the end of this one.
+        """
+        epoch = self._resumed_epoch
+        if epoch is None or epoch >= self.run.trainer.current_epoch:
+            return None
+        return None if any(record.epoch == epoch for record in self.history) else epoch
+
+    def state_dict(self, epoch: int, *, alone: bool) -> dict[str, Any]:
+        """Return what a resumed run needs, besides the place in this epoch."""
+        losses = self._sample_losses
+        return {
+            "epoch": epoch,
+            "rule": self.state.state_dict(),
+            "step_returns_logits": self.run.reader.training_step_returns,
+            "estimate": self.estimate.state_dict(self.run, alone=alone),
+            "importance": None if losses is None else losses.state_dict(alone=alone),
+            "history": [record.state_dict() for record in self.history],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state, on the same training data."""
+        self.state = self.state.load(state["rule"])
+        self.run.reader.training_step_returns |= state["step_returns_logits"]
+        self.estimate.load_state_dict(self.run, state["estimate"])
+        if self._sample_losses is not None and state["importance"]:
+            self._sample_losses.load_state_dict(state["importance"], self.run.rank)
+        self.history = [UpdateRecord(**record) for record in state["history"]]
+        self._resumed_epoch = state["epoch"]

@@ -1,0 +1,130 @@
+"""`fairbatch tradeoff`: train with several thresholds, and draw accuracy against disparity with the Pareto front.
+
+This is the trade-off of the paper's appendix: gaps up to the threshold are left alone, so that a larger one gives away
+less accuracy. An infinite threshold is plain training.
+"""
+
+from __future__ import annotations
+
+import csv
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+
+from fairbatch_lightning.reports.log_format import find_logs, read_run
+from fairbatch_lightning.reports.figures import TradeOffPoint, pareto_front, tradeoff_figure
+from fairbatch_lightning.reports.tables import Table, as_text
+
+Train = Callable[[float, int, Path], object]
+"""Trains with a threshold and a seed, and writes a CSV log with the counts of FairnessMonitor into a directory."""
+
+
+def training_command(template: str, seeds: int = 1) -> Train:
+    """Return how to train with a command that has {threshold}, {log} and, for several seeds, {seed} in it."""
+    wanted = ["{threshold}", "{log}", *(["{seed}"] if seeds > 1 else [])]
+    missing = [name for name in wanted if name not in template]
+    if missing:
+        raise ValueError(
+            f"Expected the training command to have {' and '.join(missing)} in it, where the threshold, the directory"
+            f" for the CSV log and the seed belong, but got {template!r}."
+        )
+
+    def train(threshold: float, seed: int, log: Path) -> None:
+        values = {"{threshold}": f"{threshold:g}", "{seed}": str(seed), "{log}": str(log)}
+        words = shlex.split(template)
+        for name, value in values.items():
+            words = [word.replace(name, value) for word in words]
+        done = subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]])  # noqa: S603 - the user's own command
+        if done.returncode:
+            raise RuntimeError(
+                f"The training command failed with exit code {done.returncode}, see above: {shlex.join(words)}"
+            )
+
+    return train
+
+
+def sweep(
+    train: Train, what: str, thresholds: Sequence[float], seeds: int, criterion: str, output: Path
+) -> list[TradeOffPoint]:
+    """Train with every threshold and seed, unless that was done before, and return the mean over seeds of each.
+
+    Args:
+        train: Trains once.
+        what: What is trained, to tell it from anything else.
+        thresholds: The thresholds to try.
+        seeds: How many seeds, from 0 on.
+        criterion: Whose disparity to look at.
+        output: Where logs go; what is there already is not trained again.
+    """
+    if seeds < 1:
+        raise ValueError(f"Expected at least one seed but got {seeds}.")
+    _check_same(what, output / "training.txt")
+    points = []
+    for number, threshold in enumerate(thresholds):
+        measured = []
+        for seed in range(seeds):
+            log = output / f"threshold_{threshold:g}" / f"seed_{seed}"
+            if not log.exists():
+                print(f"{number * seeds + seed + 1}/{len(thresholds) * seeds} threshold {threshold:g}, seed {seed}")
+                unfinished = log.with_name(f"{log.name}_unfinished")
+                shutil.rmtree(unfinished, ignore_errors=True)
+                train(threshold, seed, unfinished)
+                _measured(unfinished, criterion)  # or it is not finished
+                unfinished.rename(log)
+            measured.append(_measured(log, criterion))
+        points.append(_mean(f"{threshold:g}", measured))
+    return points
+
+
+def write_tradeoff(points: Sequence[TradeOffPoint], criterion: str, output: Path) -> str:
+    """Write the curve as picture and table, `tradeoff.png` and `tradeoff.csv`, and return the table as text."""
+    front = pareto_front(points)
+    name = criterion.replace("_", " ")
+    output.mkdir(parents=True, exist_ok=True)
+    tradeoff_figure(points, name).savefig(output / "tradeoff.png", dpi=150)
+    with (output / "tradeoff.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["threshold", "accuracy", criterion, "pareto"])
+        writer.writerows([p.name, p.accuracy, p.disparity, int(p in front)] for p in points)
+    rows = [[p.name, f"{p.accuracy:.3f}", f"{p.disparity:.3f}", "yes" if p in front else ""] for p in points]
+    return as_text(Table("", ["threshold", "accuracy", name, "on the Pareto front"], rows))
+
+
+def _check_same(what: str, path: Path) -> None:
+    """Refuse to mix runs of different trainings."""
+    if path.exists() and path.read_text() != what:
+        raise ValueError(
+            f"Expected {path.parent} to hold runs of the same training but it has those of {path.read_text()!r}, not of"
+            f" {what!r}. Choose another --output, or delete it."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(what)
+
+
+def _measured(log: Path, criterion: str) -> tuple[float, float]:
+    """Return accuracy and disparity at the end of a run."""
+    audits = [audit for name, path in find_logs([log]).items() for audit in read_run(name, path).finals().values()]
+    if len(audits) != 1:
+        raise ValueError(
+            f"Expected the training command to leave one CSV log in {log} with the counts of FairnessMonitor on one"
+            f" test or validation set but found {len(audits)}. Use Trainer(callbacks=[FairnessMonitor(...), ...],"
+            " logger=CSVLogger(log))."
+        )
+    values = audits[0].values()
+    return values["accuracy"], values[criterion]
+
+
+def _mean(name: str, measured: Sequence[tuple[float, float]]) -> TradeOffPoint:
+    accuracies, disparities = zip(*measured, strict=True)
+    several = len(measured) > 1
+    return TradeOffPoint(
+        name,
+        mean(accuracies),
+        mean(disparities),
+        accuracy_interval=(min(accuracies), max(accuracies)) if several else None,
+        disparity_interval=(min(disparities), max(disparities)) if several else None,
+    )

@@ -1,0 +1,39 @@
+"""What happened in the updates of the shares."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class UpdateRecord:
+    """One update of the shares.
+
+    Args:
+        epoch: The epoch in which it happened.
+        step: The Trainer's `global_step` at that time.
+        losses: Mean loss of every cell, `(Y, Z)`; NaN where there is no sample.
+        gaps: How unequal each label's groups are, `(Y,)`; NaN for labels that the criterion does not compare.
+        shares_before: The `(Y, Z)` shares that the losses were reached with.
+        shares_after: The `(Y, Z)` shares from then on.
+    """
+
+    epoch: int
+    step: int
+    losses: Tensor
+    gaps: Tensor
+    shares_before: Tensor
+    shares_after: Tensor
+
+    @property
+    def gap_max(self) -> float:
+        """The largest gap, NaN if there is none."""
+        return max((gap for gap in self.gaps.tolist() if not math.isnan(gap)), default=math.nan)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the record as plain numbers and tensors, for checkpoints."""
+        return asdict(self)
