@@ -30,8 +30,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, random_split
 from tqdm.auto import tqdm
 
-from fairbatch_lightning import FairBatch
-from fairbatch_lightning.disparities import group_confusion
+from fairbatch_lightning import FairBatch, SignedSteps
+from fairbatch_lightning.fairness.rates import group_confusion
 from fairbatch_lightning.vision import UTKFace
 from fairbatch_lightning.vision.utkface import RACES, square
 
@@ -133,11 +133,10 @@ def run(task: str, criterion: str, estimate: str, seed: int, data: Path) -> dict
     L.seed_everything(seed, verbose=False)
     model = Classifier(test.x[0], settings.lr, data / "weights" / "resnet18_backbone.pth")
     every = "epoch" if estimate == "validation" else settings.update_every
-    fair = (
-        FairBatch(criterion, groups="groups", alpha=settings.alpha, estimate=estimate, update_every=every, seed=seed)
-        if estimate != "plain"
-        else None
-    )
+    fair = None
+    if estimate != "plain":
+        rule = SignedSteps(alpha=settings.alpha)
+        fair = FairBatch(criterion, "groups", rule=rule, estimate=estimate, update_every=every, seed=seed)
     often = {"val_check_interval": settings.update_every, "check_val_every_n_epoch": None}
     trainer = L.Trainer(
         max_epochs=settings.epochs[SHORT[criterion]],

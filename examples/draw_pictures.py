@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from fairbatch_lightning import Audit
-from fairbatch_lightning.csv_logs import read_run
-from fairbatch_lightning.demo import HEADS, LABELS, draw_faces
-from fairbatch_lightning.disparities import equal_opportunity_rates
-from fairbatch_lightning.plots import confusion_figure, fairness_figure, shares_figure
+from fairbatch_lightning.fairness import Audit
+from fairbatch_lightning.fairness.rates import equal_opportunity_rates
+from fairbatch_lightning.reports.figures import confusion_figure, fairness_figure, shares_figure
+from fairbatch_lightning.reports.log_format import read_run
+from fairbatch_lightning.vision.faces import HEADS, LABELS, draw_faces
 
 
 def before_and_after(plain: Audit, fair: Audit) -> Figure:
@@ -40,7 +40,7 @@ def before_and_after(plain: Audit, fair: Audit) -> Figure:
     places = np.arange(len(cells))
     for shift, values, name, style in (
         (-0.2, errors[0], "plain", {"color": "white", "edgecolor": "#D55E00", "hatch": "///"}),
-        (0.2, errors[1], 'FairBatch("equalized_odds", alpha=0.1)', {"color": "#0072B2"}),
+        (0.2, errors[1], 'FairBatch("equalized_odds", rule=SignedSteps(alpha=0.1))', {"color": "#0072B2"}),
     ):
         bars = panel.bar(places + shift, [values[z, y] for y, z in cells], 0.38, label=name, **style)
         panel.bar_label(bars, fmt="%.0f", fontsize="small")
@@ -57,11 +57,11 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="directory for the pictures")
     args = parser.parse_args()
     plain, fair = (read_run(name, args.demo / name / "metrics.csv") for name in ("plain", "fairbatch"))
-    curves, audit = fair.curves["val"], fair.audits["test"]
+    audit = fair.audits["test"]
     pictures = {
         "before_and_after": before_and_after(plain.audits["test"], audit),
         "shares": shares_figure(fair.shares),
-        "fairness": fairness_figure(curves.times, curves.values, curves.by_group),
+        "fairness": fairness_figure(fair.curves["val"]),
         "confusion": confusion_figure(audit.confusion, audit.label_names, audit.group_names),
     }
     args.output.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from fairbatch_lightning import FairBatch
+from fairbatch_lightning import FairBatch, SignedSteps
 
 PAGE = resource.getpagesize()
 
@@ -82,7 +82,8 @@ def main() -> None:
     x, z = torch.randn(400, 8, generator=generator), torch.randint(3, (400,), generator=generator)
     data = TensorDataset(x, (x[:, 0] + z > 1).long(), z)
     loader = DataLoader(data, batch_size=50, num_workers=args.workers, persistent_workers=args.workers > 0)
-    module, fairbatch, memory = Module(), FairBatch(groups=2, alpha=0.001), Memory(max(1, args.updates // 20))
+    module, memory = Module(), Memory(max(1, args.updates // 20))
+    fairbatch = FairBatch(groups=2, rule=SignedSteps(alpha=0.001))
     trainer = L.Trainer(
         max_epochs=args.updates,
         accelerator="cpu",

@@ -22,8 +22,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
-from fairbatch_lightning import FairBatch
-from fairbatch_lightning.disparities import (
+from fairbatch_lightning import FairBatch, SignedSteps
+from fairbatch_lightning.fairness.rates import (
     demographic_parity_disparity,
     equal_opportunity_disparity,
     equalized_odds_disparity,
@@ -106,7 +106,7 @@ def train(train_set: TensorDataset, method: str, seed: int, epochs: int, alpha: 
     L.seed_everything(seed, verbose=False)
     model = LogisticRegression(train_set.tensors[0].shape[1])
     loader = DataLoader(train_set, batch_size=100, shuffle=True)
-    callbacks = [] if method == "plain" else [FairBatch(method, groups=2, alpha=alpha, seed=seed)]
+    callbacks = [] if method == "plain" else [FairBatch(method, groups=2, rule=SignedSteps(alpha), seed=seed)]
     quiet_trainer(epochs, callbacks).fit(model, loader)
     return model
 

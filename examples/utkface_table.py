@@ -25,9 +25,9 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from fairbatch_lightning import Audit, FairBatch, FairnessMonitor
-from fairbatch_lightning.baselines import Cutting
-from fairbatch_lightning.training_cli import FINE_TUNING
+from fairbatch_lightning import EqualizedOdds, FairBatch, FairnessMonitor, SignedSteps
+from fairbatch_lightning.callbacks.baselines import Cutting
+from fairbatch_lightning.fairness import Audit
 from fairbatch_lightning.vision import UTKFaceDataModule, VisionClassifier
 
 METHODS = ("original", "cutting", "fairbatch")
@@ -37,6 +37,8 @@ PAPER = {  # accuracy, equalized odds disparity and epochs, in the order of the 
     ("googlenet", "gender"): (".888 / .105 / 20", ".606 / .076 / 20", ".891 / .061 / 11"),
     ("googlenet", "age"): (".746 / .294 / 14", ".495 / .168 / 9", ".741 / .202 / 8"),
 }
+FINE_TUNING = {"alpha": 0.05, "min_share": 0.02, "min_samples": 20, "update_every": 32}
+"""FairBatch's settings for a few epochs, as in `fairbatch fit`."""
 ENOUGH = 30
 """The disparity is that of cells with at least so many test samples; that of all cells stands beside it."""
 
@@ -62,7 +64,7 @@ def train(args: argparse.Namespace, run: Run, weights: str | None, keep: Path | 
         keep=True,
         seed=run.seed,
     )
-    fairbatch = FairBatch("equalized_odds", groups="race", seed=run.seed, **FINE_TUNING)
+    fairbatch = fine_tuning_fairly(run.seed, **FINE_TUNING)
     methods = {"original": [], "cutting": [Cutting(groups="race", seed=run.seed)], "fairbatch": [fairbatch]}
     longer = args.cutting_longer if run.method == "cutting" else 1
     with tempfile.TemporaryDirectory() as folder:
@@ -94,6 +96,12 @@ def train(args: argparse.Namespace, run: Run, weights: str | None, keep: Path | 
         "shares": shares,
         "settings": settings_of(args, run),
     }
+
+
+def fine_tuning_fairly(seed: int, alpha: float, min_share: float, min_samples: int, update_every: int) -> FairBatch:
+    """Return the one line."""
+    criterion, rule = EqualizedOdds(min_samples), SignedSteps(alpha, min_share=min_share)
+    return FairBatch(criterion, groups="race", rule=rule, update_every=update_every, seed=seed)
 
 
 def settings_of(args: argparse.Namespace, run: Run) -> dict[str, Any]:

@@ -52,7 +52,7 @@ _ROOMS = {
 }
 _MODULE_OF = {name: f"fairbatch_lightning.{module}" for module, names in _ROOMS.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import torch
+from canonical import CALLBACKS
 from helpers import Toy, ToyModule, loader, resume, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from torch.utils.data import DataLoader, Subset
 
-from fairbatch_lightning import FairBatch, FairnessMonitor
-from fairbatch_lightning.baselines import AdversarialDebiasing, Cutting, FairDRO, GroupDRO, Reweighing
+from fairbatch_lightning import FairnessMonitor
 
 
 class Validated(ToyModule):
@@ -91,33 +91,20 @@ def job(
     num_workers=0,
     epochs=3,
     module="plain",
-    method="fairbatch",
+    method="online",
+    settings=None,
     use_distributed_sampler=True,
-    update_every="epoch",
     limit=1.0,
     ckpt_path=None,
     save=None,
     save_every=None,
     save_on_exception=False,
     drop_last=False,
-    estimate="online",
-    importance=None,
     own_data=False,
 ):
     torch.manual_seed(0)
     model = MODULES[module]()
-    callback = FairBatch(
-        groups="group", alpha=0.05, update_every=update_every, estimate=estimate, importance=importance
-    )
-    methods = {
-        "plain": [],
-        "fairbatch": [callback],
-        "cutting": [Cutting(groups="group")],
-        "reweighing": [Reweighing(groups="group")],
-        "group dro": [GroupDRO(groups="group", step_size=0.5)],
-        "fair dro": [FairDRO(groups="group", alpha=0.5)],
-        "adversary": [AdversarialDebiasing("equal_opportunity", groups="group", lr=0.05)],
-    }
+    callback = None if method is None else CALLBACKS[method](**(settings or {}))
     monitor = FairnessMonitor(groups="group")
     if strategy == "model_parallel":
         from lightning.pytorch.strategies import ModelParallelStrategy
@@ -125,7 +112,7 @@ def job(
         copies = devices if module == "tensor parallel" else 1
         strategy = ModelParallelStrategy(data_parallel_size=devices // copies, tensor_parallel_size=copies)
     run = trainer(
-        *methods[method],
+        *([] if callback is None else [callback]),
         *([monitor] if module == "validated" else []),
         Keep(folder, callback, monitor),
         *([ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=save_every)] if save_every else []),
@@ -151,14 +138,14 @@ def job(
 class Keep(Callback):
     """Saves what each process saw; the processes of `ddp_spawn` cannot hand it over otherwise."""
 
-    def __init__(self, folder, fairbatch, monitor):
-        self.folder, self.fairbatch, self.monitor = Path(folder), fairbatch, monitor
+    def __init__(self, folder, callback, monitor):
+        self.folder, self.callback, self.monitor = Path(folder), callback, monitor
 
     def on_train_end(self, run, model):
         state = {
             "batches": model.batches,
-            "history": [record.state_dict() for record in self.fairbatch.history],
-            "shares": self.fairbatch.shares,
+            "history": [record.state_dict() for record in getattr(self.callback, "history", [])],
+            "shares": getattr(self.callback, "shares", None),
             "fairness": self.monitor.state_dict(),
             "confusion": {stage: audit.confusion for stage, audit in self.monitor.audits.items()},
             "weights": {

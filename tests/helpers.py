@@ -10,6 +10,8 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
+from fairbatch_lightning.cells.index import GroupIndex
+
 GROUPS = ("a", "b", "c")
 
 
@@ -66,6 +68,36 @@ class ToyModule(L.LightningModule):
 
 def loader(dataset=None, batch_size=20, **kwargs):
     return DataLoader(dataset if dataset is not None else Toy(), batch_size=batch_size, shuffle=True, **kwargs)
+
+
+def named_cells(index):
+    """Return the (label name, group name) of every sample of a GroupIndex."""
+    labels, groups = index.labels_and_groups(slice(None))
+    return [(index.label_names[y], index.group_names[z]) for y, z in zip(labels, groups, strict=True)]
+
+
+class FollowedRule:
+    """A rule, and what it has come to by many updates."""
+
+    def __init__(self, rule, counts):
+        self.counts, self.rule = counts, rule
+        self.state = rule.start(counts)
+
+    @property
+    def shares(self):
+        return self.state.shares
+
+    def update(self, signal):
+        self.state = self.rule.update(self.counts, self.state, signal)
+        return self.rule.gaps(signal)
+
+
+def index_of_counts(counts):
+    """Return a GroupIndex with these numbers of samples in its cells, `(Y, Z)`."""
+    counts = torch.as_tensor(counts)
+    labels, groups = counts.shape
+    cells = torch.arange(counts.numel()).repeat_interleave(counts.flatten()).numpy()
+    return GroupIndex(cells, tuple(range(labels)), tuple(map(str, range(labels))), tuple(map(str, range(groups))))
 
 
 def resume(run, module, data, path, *others):

@@ -23,7 +23,7 @@ from timing import interleaved, report, seconds
 from torch.utils.data import BatchSampler, RandomSampler
 
 from fairbatch_lightning import FairSampler, GroupIndex
-from fairbatch_lightning.loaders import FairBatchSampler
+from fairbatch_lightning.batches.delivery import FairBatchSampler
 
 
 def labels_and_groups(number: int, cells: int) -> tuple[np.ndarray, np.ndarray]:

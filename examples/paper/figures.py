@@ -9,7 +9,7 @@ Most curves are kept in --output, next to the results of `run.py`, and not measu
 | share_path.png | how FairBatch moves the shares over the surface of the disparity, on COMPAS | Figure 1a |
 | curves.png | the disparity over the epochs, of all methods that train one model | Figures 3 to 5 |
 | models.png | the disparity over the models, of LBC and AdaFair | Figures 3 to 5 |
-| tradeoff_*.png | accuracy and disparity for several thresholds | Figure 6 |
+| tradeoff_*.png | accuracy and disparity for several tolerances | Figure 6 |
 | class_weights.png | the weights of the cells in AdaFair's models and FairBatch's batches | Figure 7 |
 | importance.png | the disparity over the epochs, with and without importance sampling | Figure 8 |
 
@@ -40,13 +40,15 @@ from torch.utils.data import TensorDataset
 from tqdm.auto import tqdm
 
 from fairbatch_lightning import GroupIndex, LossRank
-from fairbatch_lightning.controller import natural_shares
-from fairbatch_lightning.plots import TradeOffPoint, runs_figure, tradeoff_figure
+from fairbatch_lightning.cells.index import natural_shares
+from fairbatch_lightning.reports.curves import FairnessCurves
+from fairbatch_lightning.reports.figures import runs_figure
+from fairbatch_lightning.reports.pareto import TradeOffPoint, tradeoff_figure
 
 CRITERIA = ("equal_opportunity", "demographic_parity")
 LOW = {"equal_opportunity": 0.023, "demographic_parity": 0.051}
 """A disparity that counts as low: a fifth of that of plain training."""
-THRESHOLDS = {  # in units of the gap, which differ
+TOLERANCES = {  # in units of the gap, which differ
     "equal_opportunity": (0.0, 0.1, 0.2, 0.3, float("inf")),
     "demographic_parity": (0.0, 0.5, 0.8, 1.0, 1.2, float("inf")),
 }
@@ -95,6 +97,11 @@ def result(folder: Path, *run: Any) -> dict[str, Any] | None:
     return json.loads(file.read_text())
 
 
+def over(what: str, found: dict[str, list[float]]) -> FairnessCurves:
+    """Return curves by name over epochs or models, counted from 1."""
+    return FairnessCurves(range(1, len(next(iter(found.values()))) + 1), found, {}, xlabel=what)
+
+
 def methods_over_epochs(folder: Path, curves: Curves) -> Figure:
     """Draw the disparities of all methods of one model, with the settings that were chosen, over the epochs."""
     runs = {}
@@ -107,8 +114,8 @@ def methods_over_epochs(folder: Path, curves: Curves) -> Figure:
                 found[criterion] = curves.disparities(method, criterion, [0], known["setting"])
         if len(found) == len(CRITERIA):
             epochs = min(map(len, found.values()))  # of Cutting they differ
-            runs[method] = range(1, epochs + 1), {name: curve[:epochs] for name, curve in found.items()}
-    figure = runs_figure(runs, CRITERIA, "epoch")
+            runs[method] = over("epoch", {name: curve[:epochs] for name, curve in found.items()})
+    figure = runs_figure(runs, CRITERIA)
     for panel in figure.axes:
         panel.get_legend().remove()
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
@@ -128,8 +135,8 @@ def disparities_over_models(folder: Path, data: Path | None) -> Figure | None:
         for criterion, one in known.items():
             models = [METHODS[method](given, criterion, 0, **one["setting"], rounds=number) for number in numbers]
             found[criterion] = [scores(confusion_of(model.logits, given.test), criterion)[1] for model in models]
-        runs[method] = numbers, found
-    return runs_figure(runs, CRITERIA, "models")
+        runs[method] = over("models", found)
+    return runs_figure(runs, CRITERIA)
 
 
 def importance_over_epochs(curves: Curves, seeds: Sequence[int]) -> Figure:
@@ -143,8 +150,8 @@ def importance_over_epochs(curves: Curves, seeds: Sequence[int]) -> Figure:
             first = [low_from(disparities, LOW[criterion]) for disparities in each]
             end = found[criterion][-1]
             print(f"{name}, {criterion}: at most {LOW[criterion]} from epochs {first} on, ends at {end:.3f}")
-        runs[name] = range(1, len(found[CRITERIA[0]]) + 1), found
-    return runs_figure(runs, CRITERIA, "epoch")
+        runs[name] = over("epoch", found)
+    return runs_figure(runs, CRITERIA)
 
 
 def low_from(disparities: Sequence[float], limit: float) -> int | None:
@@ -158,14 +165,14 @@ def low_from(disparities: Sequence[float], limit: float) -> int | None:
     return last + 1 if last < len(disparities) else None
 
 
-def thresholds(curves: Curves, criterion: str, seeds: Sequence[int]) -> Figure:
-    """Draw accuracy against disparity for several thresholds."""
+def tolerances(curves: Curves, criterion: str, seeds: Sequence[int]) -> Figure:
+    """Draw accuracy against disparity for several tolerances."""
     points = []
-    for threshold in tqdm(THRESHOLDS[criterion], f"thresholds, {criterion}"):
-        ends = [curves.curve("FairBatch", criterion, seed, {"threshold": threshold})[-1] for seed in seeds]
+    for tolerance in tqdm(TOLERANCES[criterion], f"tolerances, {criterion}"):
+        ends = [curves.curve("FairBatch", criterion, seed, {"tolerance": tolerance})[-1] for seed in seeds]
         accuracy, disparity = (fmean(values) for values in zip(*ends, strict=True))
-        print(f"{criterion}, threshold {threshold:g}: accuracy {accuracy:.3f}, disparity {disparity:.3f}")
-        points.append(TradeOffPoint("plain" if threshold == float("inf") else f"{threshold:g}", accuracy, disparity))
+        print(f"{criterion}, tolerance {tolerance:g}: accuracy {accuracy:.3f}, disparity {disparity:.3f}")
+        points.append(TradeOffPoint("plain" if tolerance == float("inf") else f"{tolerance:g}", accuracy, disparity))
     return tradeoff_figure(points, criterion.replace("_", " "))
 
 
@@ -195,11 +202,10 @@ def share_path(data: Path | None, epochs: int | None) -> Figure | None:
     figure.colorbar(colours, label="equalized odds disparity of a model trained with these shares")
     start = natural_shares(GroupIndex.from_dataset(given.train, groups=GROUPS).counts).float().unsqueeze(0)
     for pull, style in ((0.0, "k-"), (3.0, "r--")):
-        trained = METHODS["FairBatch"](
-            replace(given, epochs=epochs or given.epochs), "equalized_odds", 0, loss="error", pull=pull
-        )
+        shorter = replace(given, epochs=epochs or given.epochs)
+        trained = METHODS["FairBatch, errors"](shorter, "equalized_odds", 0, pull=pull)
         path = torch.cat([start, torch.tensor(trained.weights)])[:, :, 1]
-        panel.plot(path[:, 1], path[:, 0], style, label=f'FairBatch(loss="error", pull={pull:g})')
+        panel.plot(path[:, 1], path[:, 0], style, label=f'loss="error", SignedSteps(pull={pull:g})')
         panel.plot(*path[-1].flip(0), style[0] + "o")
     panel.set(xlabel="share of women among the rearrested", ylabel="share of women among the others")
     panel.legend(loc="upper left")
@@ -232,8 +238,8 @@ FIGURES: dict[str, Drawing] = {
     "curves": lambda args, curves: methods_over_epochs(args.output, curves),
     "models": lambda args, _: disparities_over_models(args.output, args.data),
     "importance": lambda args, curves: importance_over_epochs(curves, range(args.seeds)),
-    "tradeoff_equal_opportunity": lambda args, curves: thresholds(curves, "equal_opportunity", range(args.seeds)),
-    "tradeoff_demographic_parity": lambda args, curves: thresholds(curves, "demographic_parity", range(args.seeds)),
+    "tradeoff_equal_opportunity": lambda args, curves: tolerances(curves, "equal_opportunity", range(args.seeds)),
+    "tradeoff_demographic_parity": lambda args, curves: tolerances(curves, "demographic_parity", range(args.seeds)),
 }
 
 
@@ -243,7 +249,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("paper_results"), help="where the results of run.py are")
     parser.add_argument("--pictures", type=Path, default=Path("paper_results"), help="directory for the figures")
     parser.add_argument("--figures", nargs="+", default=list(FIGURES), choices=list(FIGURES))
-    parser.add_argument("--seeds", type=int, default=3, help="of thresholds and importance sampling")
+    parser.add_argument("--seeds", type=int, default=3, help="of tolerances and importance sampling")
     parser.add_argument("--epochs", type=int, help="of every model; default: as in run.py")
     args = parser.parse_args()
     quiet()

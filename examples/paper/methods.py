@@ -15,12 +15,11 @@ from synthetic import LogisticRegression, quiet_trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fairbatch_lightning import FairBatch, GroupIndex
-from fairbatch_lightning.baselines import (
+from fairbatch_lightning import FairBatch, GroupIndex, Importance, SignedSteps, WorstCase
+from fairbatch_lightning.callbacks.baselines import (
     AdversarialDebiasing,
     Boosting,
     Cutting,
-    FairDRO,
     FairnessConstraints,
     GroupDRO,
     Reweighing,
@@ -239,14 +238,21 @@ def robust(criterion: str, **settings: Any) -> GroupDRO:
     return GroupDRO(**settings)
 
 
-def classwise(criterion: str, **settings: Any) -> FairDRO:
-    """Return FairDRO, which is the same for all criteria."""
-    return FairDRO(**settings)
+def classwise(criterion: str, groups: int, seed: int, **rule: Any) -> FairBatch:
+    """Return FairDRO, which is for equalized odds."""
+    return FairBatch("equalized_odds", groups, rule=WorstCase(**rule), seed=seed)
 
 
-def by_error(criterion: str, **settings: Any) -> FairBatch:
+def fairbatch(
+    criterion: str, groups: int, seed: int, *, importance: Importance | None = None, **rule: Any
+) -> FairBatch:
+    """Return FairBatch with settings of its rule."""
+    return FairBatch(criterion, groups, rule=SignedSteps(**rule), importance=importance, seed=seed)
+
+
+def by_error(criterion: str, groups: int, seed: int, **rule: Any) -> FairBatch:
     """Return FairBatch that compares the groups' rates of errors, which the criteria are about, not their losses."""
-    return FairBatch(criterion, loss="error", **settings)
+    return FairBatch(criterion, groups, rule=SignedSteps(**rule), loss="error", seed=seed)
 
 
 METHODS: dict[str, Callable[..., Trained]] = {
@@ -260,7 +266,7 @@ METHODS: dict[str, Callable[..., Trained]] = {
     "AdaFair": adafair,
     "GroupDRO": with_callback(robust),
     "FairDRO": with_callback(classwise),
-    "FairBatch": with_callback(FairBatch),
+    "FairBatch": with_callback(fairbatch),
     "FairBatch, errors": with_callback(by_error),
 }
 CANDIDATES: dict[str, list[dict[str, Any]]] = {

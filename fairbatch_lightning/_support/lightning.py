@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -117,3 +119,12 @@ def shadowed(instance: object, **attributes: Any) -> Iterator[None]:
         for name in attributes:
             del vars(instance)[name]
         vars(instance).update(before)
+
+
+def say_less() -> None:
+    """Leave out what Lightning says about every training."""
+    for namespace in ("lightning.pytorch", "pytorch_lightning"):
+        logging.getLogger(f"{namespace}.utilities.rank_zero").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    warnings.filterwarnings("ignore", ".*Experiment logs directory .* exists and is not empty.*")
+    warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated.*")  # from inside Lightning

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import numpy as np
 import torch
 
-Array = np.ndarray[Any, Any]
+from fairbatch_lightning.cells.values import Array
 
 _OFFSET, _SHUFFLE, _WALK = range(3)  # separate streams of random numbers within an epoch
 

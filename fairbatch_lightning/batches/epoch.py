@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairbatch_lightning.batches.draws import Array
 from fairbatch_lightning.cells.index import GroupIndex
+from fairbatch_lightning.cells.values import Array
 
 
 class Plan(NamedTuple):

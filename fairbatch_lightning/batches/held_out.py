@@ -10,12 +10,13 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from fairbatch_lightning._support.lightning import held_out_loaders, held_out_mode
 from fairbatch_lightning.batches.train_loader import is_ordinary
+from fairbatch_lightning.cells.values import Array
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
-def samples_of_batches(loader: Any) -> Iterator[np.ndarray[Any, Any]]:
+def samples_of_batches(loader: Any) -> Iterator[Array]:
     """Yield the samples of each batch of a loader, `(B,)`; -1 for those that another process has as well."""
     sampler: Any = loader.batch_sampler.sampler
     position = 0

@@ -16,9 +16,10 @@ from torch.utils.data import DistributedSampler
 
 from fairbatch_lightning._support import processes
 from fairbatch_lightning._support.checks import check_at_least
-from fairbatch_lightning.batches.draws import Array, EpochDraws
+from fairbatch_lightning.batches.draws import EpochDraws
 from fairbatch_lightning.batches.epoch import Pass, Plan, check_shares, check_weights
 from fairbatch_lightning.cells.index import GroupIndex, natural_shares
+from fairbatch_lightning.cells.values import Array
 
 _DRAWS_AT_ONCE = 2**16
 

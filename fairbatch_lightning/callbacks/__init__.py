@@ -1,5 +1,5 @@
 """Callbacks: what goes into `Trainer(callbacks=[...])`; here, and nowhere else, the loop closes.
 
-In: a Trainer. Out: fair training (`fairbatch.py`; `fit.py` is one fit of it) or a look at how fair it is (`monitor.py`).
-Open `fairbatch.py` first; `base.py` is what all callbacks that change batches share.
+In: a Trainer. Out: fair training, or a look at how fair it is (`monitor.py`). Open `fairbatch.py` first: the one line;
+`fit.py` is one fit of it, `base.py` what all callbacks share that change batches.
 """

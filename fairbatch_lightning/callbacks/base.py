@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,25 +20,15 @@ from fairbatch_lightning._support.lightning import (
 )
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.delivery import FairBatchSampler, with_batches
-from fairbatch_lightning.batches.draws import Array
 from fairbatch_lightning.batches.sampler import FairSampler
 from fairbatch_lightning.batches.train_loader import TrainLoader
+from fairbatch_lightning.callbacks.any_callback import AnyCallback
 from fairbatch_lightning.cells.index import GroupIndex, check_same_cells
 from fairbatch_lightning.cells.lookup import Source
+from fairbatch_lightning.cells.values import Array
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback as AnyCallback
     from lightning.pytorch import LightningModule, Trainer
-else:
-    from lightning.pytorch import Callback
-
-    if find_spec("pytorch_lightning") is None:
-        AnyCallback = Callback
-    else:  # the two namespaces hold separate copies of every class, and a Trainer asks for its own
-        from pytorch_lightning import Callback as OtherCallback
-
-        class AnyCallback(Callback, OtherCallback):
-            """Base of callbacks that Trainers of `lightning.pytorch` and of `pytorch_lightning` take."""
 
 
 @dataclass(frozen=True)

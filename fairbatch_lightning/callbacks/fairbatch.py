@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -93,7 +93,7 @@ class FairBatch(ChangesBatches):
         estimate: str | Estimate = "online",
         update_every: int | str = "epoch",
         importance: str | Importance | None = None,
-        loss: PerSampleLoss | str | None = None,
+        loss: Literal["error"] | PerSampleLoss | None = None,
         logits: str | None = None,
         loader: int | str | None = None,
         seed: int = 0,

@@ -13,7 +13,7 @@ from fairbatch_lightning._support.checks import check_at_least
 from fairbatch_lightning._support.lightning import held_out_loaders
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.held_out import check_held_out
-from fairbatch_lightning.callbacks.base import AnyCallback
+from fairbatch_lightning.callbacks.any_callback import AnyCallback
 from fairbatch_lightning.cells.classes import ClassNumbers
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.lookup import Source, check_findable
@@ -109,8 +109,14 @@ class FairnessMonitor(AnyCallback):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle what was measured, not the Trainer, module and data."""
         reader = LogitsReader(WHO, self._logits, only_one=True)
-        left_out = {"_trainer": None, "_reader": reader, "_passes": [], "_current": None, "log_dict": None}
-        return {**vars(self), **left_out}
+        return {
+            **vars(self),
+            "_trainer": None,
+            "_reader": reader,
+            "_passes": [],
+            "_current": None,
+            "log_dict": None,
+        }
 
     def plot(self, stage: str | None = None) -> Figure:
         """Draw accuracies and disparities over the epochs.

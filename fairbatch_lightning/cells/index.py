@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fairbatch_lightning.cells.lookup import Column, Source, attributes_of, find_columns
-from fairbatch_lightning.cells.values import categorical
+from fairbatch_lightning.cells.values import Array, categorical
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class GroupIndex:
     (('-1', '1'), ('a', 'b'))
     """
 
-    cells: np.ndarray[Any, Any]
+    cells: Array
     label_values: tuple[int | str, ...]
     label_names: tuple[str, ...]
     group_names: tuple[str, ...]
@@ -98,7 +98,7 @@ class GroupIndex:
         return torch.from_numpy(flat).view(self.shape)
 
     @cached_property
-    def order(self) -> np.ndarray[Any, Any]:
+    def order(self) -> Array:
         """All samples, sorted by cell."""
         order = np.empty(len(self), np.int32 if len(self) < 2**31 else np.int64)
         filled = self.edges[:-1].copy()
@@ -112,7 +112,7 @@ class GroupIndex:
         return order
 
     @cached_property
-    def edges(self) -> np.ndarray[Any, Any]:
+    def edges(self) -> Array:
         """Where each cell starts in `order`, and the end: `(Y * Z + 1,)`."""
         return np.concatenate([[0], np.cumsum(self.counts.flatten().numpy())])
 
@@ -121,7 +121,7 @@ class GroupIndex:
         cells = torch.from_numpy(self.cells[samples].astype(np.int64))
         return cells // self.shape[1], cells % self.shape[1]
 
-    def cells_of(self, other: GroupIndex) -> np.ndarray[Any, Any]:
+    def cells_of(self, other: GroupIndex) -> Array:
         """Return the cells of another dataset's samples by the numbers they have here; -1 for cells unknown here.
 
         >>> train = GroupIndex.from_values([0, 1], ["a", "b"])
@@ -185,12 +185,12 @@ def check_same_cells(before: GroupIndex, now: GroupIndex) -> None:
         )
 
 
-def _positions(names: Sequence[str], among: Sequence[str]) -> np.ndarray[Any, Any]:
+def _positions(names: Sequence[str], among: Sequence[str]) -> Array:
     """Return where each name is among others, -1 for nowhere."""
     return np.array([among.index(name) if name in among else -1 for name in names])
 
 
-def _combine(columns: Mapping[str, Column]) -> tuple[np.ndarray[Any, Any], tuple[str, ...]]:
+def _combine(columns: Mapping[str, Column]) -> tuple[Array, tuple[str, ...]]:
     """Return the group of every sample, and the groups' names: of several columns, the pairs that occur."""
     if not columns:
         raise ValueError("Expected argument `groups` to name at least one attribute but got none.")
@@ -215,7 +215,7 @@ def _parts(length: int) -> Iterator[slice]:
         yield slice(start, min(start + 2**20, length))
 
 
-def _factorize(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], tuple[Any, ...]]:
+def _factorize(values: Array) -> tuple[Array, tuple[Any, ...]]:
     """Return each value's rank among the distinct values, and those in rising order."""
     if values.dtype.kind in "iu" and len(values):
         low, high = int(values.min()), int(values.max())

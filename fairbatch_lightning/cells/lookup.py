@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from fairbatch_lightning._support.rng import preserved_rng
 from fairbatch_lightning._support.warn import warn
-from fairbatch_lightning.cells.values import Role, categorical
+from fairbatch_lightning.cells.values import Array, Role, categorical
 
 Source: TypeAlias = Any  # None, a name, a position, a function of the dataset, or an array
 
@@ -32,7 +32,7 @@ USUAL_POSITION: dict[Role, int] = {"labels": 1, "groups": 2}
 class Column:
     """One categorical value per sample: integers or strings `(N,)`, and names for the integers 0, 1, ... if known."""
 
-    values: np.ndarray[Any, Any]
+    values: Array
     names: tuple[str, ...] | None = None
 
     def __getitem__(self, indices: Any) -> Column:

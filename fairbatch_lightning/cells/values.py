@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
+Array: TypeAlias = np.ndarray[Any, Any]
 Role = Literal["labels", "groups"]
 
 
-def categorical(values: Any, role: Role) -> tuple[np.ndarray[Any, Any], tuple[str, ...] | None]:
+def categorical(values: Any, role: Role) -> tuple[Array, tuple[str, ...] | None]:
     """Return values as an array of integers or strings `(N,)`, with names for the integers if they have any."""
     array = _as_array(values)
     if array.ndim == 2 and array.shape[1] == 1:
@@ -32,7 +33,7 @@ def categorical(values: Any, role: Role) -> tuple[np.ndarray[Any, Any], tuple[st
     return array, None
 
 
-def _as_array(values: Any) -> np.ndarray[Any, Any]:
+def _as_array(values: Any) -> Array:
     if isinstance(values, torch.Tensor):
         return values.detach().cpu().numpy()
     if hasattr(values, "to_numpy"):  # pandas, polars, pyarrow
@@ -44,7 +45,7 @@ def _as_array(values: Any) -> np.ndarray[Any, Any]:
     return array if array.dtype.kind in "iufb" else np.asarray(items, dtype=object)  # strings swallow None and NaN
 
 
-def _from_objects(array: np.ndarray[Any, Any], role: Role) -> np.ndarray[Any, Any]:
+def _from_objects(array: Array, role: Role) -> Array:
     missing = np.array([_is_missing(item) for item in array], dtype=bool)
     if missing.any():
         raise ValueError(_missing(missing, role))
@@ -63,7 +64,7 @@ def _is_missing(item: Any) -> bool:
     return item is None or type(item).__name__ in ("NAType", "NaTType") or (isinstance(item, float) and item != item)
 
 
-def _from_floats(array: np.ndarray[Any, Any], role: Role) -> np.ndarray[Any, Any]:
+def _from_floats(array: Array, role: Role) -> Array:
     if (missing := np.isnan(array)).any():
         raise ValueError(_missing(missing, role))
     broken = array[(array != np.round(array)) | np.isinf(array)]
@@ -75,7 +76,7 @@ def _from_floats(array: np.ndarray[Any, Any], role: Role) -> np.ndarray[Any, Any
     return array.astype(np.int64)
 
 
-def _missing(missing: np.ndarray[Any, Any], role: Role) -> str:
+def _missing(missing: Array, role: Role) -> str:
     return (
         f"Expected `{role}` to have a value for every sample but {missing.sum()} of {len(missing)} are missing (the"
         f" first at index {missing.argmax()}). Drop those samples, or give them a name of their own."

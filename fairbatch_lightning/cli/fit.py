@@ -16,13 +16,20 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
+from fairbatch_lightning._support.lightning import say_less
 from fairbatch_lightning.callbacks.baselines import Cutting
 from fairbatch_lightning.callbacks.fairbatch import FairBatch
 from fairbatch_lightning.callbacks.monitor import FairnessMonitor
+from fairbatch_lightning.rules.worst_case import WorstCase  # noqa: F401 - to be known to the parser by its name
 from fairbatch_lightning.vision import UTKFaceDataModule, VisionClassifier
 
 LOGS = "fairbatch_logs"
-FINE_TUNING = {"alpha": 0.05, "update_every": 32, "min_share": 0.02, "min_samples": 20}
+METHODS = {"fairbatch": FairBatch, "cutting": Cutting}
+FINE_TUNING: dict[str, Any] = {
+    "criterion": {"class_path": "fairbatch_lightning.EqualizedOdds", "init_args": {"min_samples": 20}},
+    "rule": {"class_path": "fairbatch_lightning.SignedSteps", "init_args": {"alpha": 0.05, "min_share": 0.02}},
+    "update_every": 32,
+}
 """FairBatch's settings for the few epochs of fine-tuning."""
 
 
@@ -33,8 +40,8 @@ class FairCLI(LightningCLI):
         """Add the methods and the monitor, with their settings."""
         methods = Literal["fairbatch", "cutting", "plain"]
         parser.add_argument("--method", type=methods, default="fairbatch", help="what makes the training fair")
-        parser.add_lightning_class_args(FairBatch, "fairbatch")
-        parser.add_lightning_class_args(Cutting, "cutting")
+        for name, method in METHODS.items():
+            parser.add_class_arguments(method, name, fail_untyped=False, sub_configs=True)
         parser.add_lightning_class_args(FairnessMonitor, "monitor")
         parser.set_defaults({f"fairbatch.{name}": value for name, value in FINE_TUNING.items()})
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
@@ -45,23 +52,26 @@ class FairCLI(LightningCLI):
         return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name != "predict"}
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse what `run` has made of the command line."""
-        self.config = parser.parse_args(args)
+        """Parse what `run` has made of the command line.
 
-    def _parse_ckpt_path(self) -> None:
-        """Leave a checkpoint's settings to `run`, where others can overrule them."""
+        The checkpoint is hidden until that is done: newer versions of Lightning let its settings overrule all others.
+        """
+        self.config = parser.parse_args(args)
+        settings = self.config[self.config["subcommand"]]
+        self._checkpoint, settings["ckpt_path"] = settings["ckpt_path"], None
 
     def before_instantiate_classes(self) -> None:
-        """Leave out the methods that were not chosen."""
-        callbacks = self._parser(self.subcommand).callback_keys
-        for method in {"fairbatch", "cutting"} - {self._get(self.config, "method")}:
-            callbacks.remove(method)
+        """Show the checkpoint again."""
+        self.config[self.subcommand]["ckpt_path"] = self._checkpoint
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Log to files in the Trainer's folder, unless there are settings for loggers."""
-        settings = self._get(self.config_init, "trainer")
-        if settings["logger"] is None:
-            kwargs["logger"] = _loggers(settings["default_root_dir"])
+        """Add the chosen method; log to files in the Trainer's folder, unless there are settings for loggers."""
+        settings = self.config_init[self.subcommand]
+        given, method = settings["trainer"]["callbacks"] or [], settings.get(settings["method"])
+        given = [*given] if isinstance(given, list) else [given]
+        kwargs["callbacks"] = given if method is None else [*given, method]
+        if settings["trainer"]["logger"] is None:
+            kwargs["logger"] = _loggers(settings["trainer"]["default_root_dir"])
         return super().instantiate_trainer(**kwargs)
 
     def after_fit(self) -> None:
@@ -81,6 +91,7 @@ class _SaveConfig(SaveConfigCallback):
 
 def run(arguments: Sequence[str]) -> None:
     """Run one of the commands with its options."""
+    say_less()
     command, *options = arguments
     options = [*_settings_of_checkpoint(command, options), *options]
     FairCLI(

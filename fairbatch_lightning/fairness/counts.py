@@ -161,7 +161,7 @@ class HeldOutSet:
             index,
             {value: name for values, names, *_ in all_ for value, name in zip(values, names, strict=True)},
             tuple(dict.fromkeys(name for _, _, names, _ in all_ for name in names)),
-            copies=len(all_) // num_replicas(loader) if all(other == own for other in all_) else 1,
+            copies=max(1, len(all_) // num_replicas(loader)) if all(other == own for other in all_) else 1,
         )
 
 

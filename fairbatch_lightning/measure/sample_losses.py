@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fairbatch_lightning._support.devices import to_device
-from fairbatch_lightning.batches.draws import Array
 from fairbatch_lightning.cells.index import GroupIndex
+from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.group_loss import GroupLoss
 from fairbatch_lightning.measure.per_sample import PerSampleLoss, SampleLoss
 

@@ -36,8 +36,8 @@ def pareto_front(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
     """Return the points that no other beats in both accuracy and disparity, by rising disparity.
 
     >>> points = [TradeOffPoint("a", 0.9, 0.2), TradeOffPoint("b", 0.8, 0.1), TradeOffPoint("c", 0.7, 0.15)]
-    >>> [point.name for point in pareto_front(points)]
-    ['b', 'a']
+    >>> ", ".join(point.name for point in pareto_front(points))
+    'b, a'
     """
     front: list[TradeOffPoint] = []
     known = [point for point in points if math.isfinite(point.accuracy) and math.isfinite(point.disparity)]

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from fairbatch_lightning._support.checks import check_number
-from fairbatch_lightning.batches.draws import Array
 from fairbatch_lightning.cells.index import GroupIndex
+from fairbatch_lightning.cells.values import Array
 
 
 class Importance(ABC):

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fairbatch_lightning.batches.draws import Array
 from fairbatch_lightning.callbacks.baselines.base import ForCriterion
 from fairbatch_lightning.cells.index import GroupIndex
+from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.rules.criteria import Criterion, DemographicParity, EqualOpportunity
 
 
@@ -72,8 +72,9 @@ class Boosting(EqualSizes):
 
         Trainer(callbacks=[Boosting(groups="race")])
 
-    What is evened out depends on the arguments as for [`Cutting`][fairbatch_lightning.baselines.Cutting]. All samples
-    are trained on; which of them once more than others is decided once, at random, by `seed`. Epochs become longer.
+    What is evened out depends on the arguments as for [`Cutting`][fairbatch_lightning.callbacks.baselines.Cutting]. All
+    samples are trained on; which of them once more than others is decided once, at random, by `seed`. Epochs become
+    longer.
     """
 
     _to_largest = True

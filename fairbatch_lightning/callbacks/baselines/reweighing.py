@@ -52,7 +52,7 @@ class Reweighing(LossChanging):
 
 
 class Resampling(ChangesBatches):
-    """Draws samples as often as [`Reweighing`][fairbatch_lightning.baselines.Reweighing] weighs them.
+    """Draws samples as often as [`Reweighing`][fairbatch_lightning.callbacks.baselines.Reweighing] weighs them.
 
         Trainer(callbacks=[Resampling(groups="race")])
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fairbatch_lightning._support.devices import most_precise, to_device
 from fairbatch_lightning._support.lightning import is_compiled
-from fairbatch_lightning.batches.draws import Array
 from fairbatch_lightning.batches.train_loader import TrainLoader
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.lookup import Source
+from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.group_loss import GroupLoss
 from fairbatch_lightning.measure.logits import LogitsReader
 from fairbatch_lightning.measure.per_sample import SampleLoss

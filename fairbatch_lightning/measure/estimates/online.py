@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairbatch_lightning._support.checks import check_at_least
 from fairbatch_lightning._support.devices import to_device
-from fairbatch_lightning.batches.draws import Array
+from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun, on_modules_device
 from fairbatch_lightning.measure.estimates.silent_pass import SilentPass
 from fairbatch_lightning.measure.estimates.training_set import draw

@@ -23,7 +23,7 @@ from fairbatch_lightning._support.lightning import (
 from fairbatch_lightning._support.processes import share_first
 from fairbatch_lightning._support.rng import preserved_rng
 from fairbatch_lightning.batches.delivery import stop_workers, with_batches
-from fairbatch_lightning.batches.draws import Array
+from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.estimates.base import CellLosses, TrainingRun
 from fairbatch_lightning.measure.group_loss import GroupLoss
 from fairbatch_lightning.measure.logits import ForwardDone

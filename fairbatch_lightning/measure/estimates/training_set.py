@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fairbatch_lightning._support.checks import check_at_least
-from fairbatch_lightning.batches.draws import Array
 from fairbatch_lightning.cells.index import GroupIndex
+from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun
 from fairbatch_lightning.measure.estimates.silent_pass import SilentPass
 

@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader
 
 from fairbatch_lightning._support.lightning import held_out_loaders
 from fairbatch_lightning._support.warn import warn
-from fairbatch_lightning.batches.draws import Array
 from fairbatch_lightning.batches.held_out import check_held_out, samples_of_batches
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.lookup import Source, are_values_of
+from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun, on_modules_device
 
 

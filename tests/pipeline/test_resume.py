@@ -1,0 +1,277 @@
+"""A run that is stopped and resumed from any checkpoint is, bit for bit, the run that never stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from canonical import new_fairbatch
+from helpers import Toy, ToyModule, loader, resume, trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_utilities.core.imports import RequirementCache
+from torch.utils.data import DataLoader
+
+from fairbatch_lightning import FairBatch, FairBatchWarning
+
+EPOCHS, BATCHES = 4, 12
+HERE = Path(__file__).parent
+
+
+class Validated(ToyModule):
+    """With BatchNorm, whose statistics are part of the state, and a validation loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+
+    def validation_step(self, batch, batch_idx):
+        x, y, _ = batch
+        self.log("val_loss", torch.nn.functional.cross_entropy(self(x), y))
+
+
+def run(ckpt_path=None, checkpoint=None, num_workers=0, arguments=None, options=None):
+    """Train, from a checkpoint if there is one; return the module and the callback."""
+    torch.manual_seed(0)
+    module, callback = Validated(), new_fairbatch(**(arguments or {}))
+    callbacks = [callback] if checkpoint is None else [callback, checkpoint]
+    fit = trainer(
+        *callbacks,
+        max_epochs=EPOCHS,
+        num_sanity_val_steps=0,
+        **({} if checkpoint is None else {"enable_checkpointing": True}),
+        **(options or {}),
+    )
+    data = loader(num_workers=num_workers, persistent_workers=num_workers > 0)
+    resume(fit, module, data, ckpt_path, DataLoader(Toy(), batch_size=60))
+    return module, callback
+
+
+def assert_same(resumed, whole):
+    (module, callback), (expected, expected_callback) = resumed, whole
+    assert module.batches == expected.batches[len(expected.batches) - len(module.batches) :]
+    assert len(callback.history) == len(expected_callback.history)
+    for record, other in zip(callback.history, expected_callback.history, strict=True):
+        assert (record.epoch, record.step) == (other.epoch, other.step)
+        for name in ("losses", "gaps", "shares_before", "shares_after"):
+            assert torch.equal(getattr(record, name), getattr(other, name)), name
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, expected.state_dict()[name]), name
+
+
+def skip_old_lightning():
+    """Versions before 2.5 take the batch that a checkpoint was written after for one that is still to come."""
+    if not (met := RequirementCache("lightning>=2.5")):
+        pytest.skip(str(met))
+
+
+SCENARIOS = {
+    "epoch end": ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, {}, {}),
+    "within epochs": ({"every_n_train_steps": 5}, {}, {}),
+    "last batch of epochs": ({"every_n_train_steps": BATCHES}, {}, {}),
+    "validation at epoch end": ({"every_n_epochs": 1, "save_on_train_epoch_end": False}, {}, {}),
+    "validation within epochs": (
+        {"every_n_epochs": 1, "save_on_train_epoch_end": False},
+        {},
+        {"val_check_interval": 5},
+    ),
+    "gradient accumulation": ({"every_n_train_steps": 3}, {}, {"accumulate_grad_batches": 3}),
+    "updates within epochs": ({"every_n_train_steps": 5}, {"update_every": 7}, {}),
+    "shortened epochs": ({"every_n_train_steps": 3}, {}, {"limit_train_batches": 7}),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_resume_from_every_checkpoint(scenario, num_workers, tmp_path):
+    how, arguments, options = SCENARIOS[scenario]
+    if scenario in ("gradient accumulation", "shortened epochs"):
+        skip_old_lightning()
+    checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, **how)
+    assert_resumable(checkpoint, tmp_path, num_workers, arguments, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scenario", "estimate"),
+    [
+        ("within epochs", "exact"),
+        ("last batch of epochs", "exact"),
+        ("within epochs", "sampled"),
+        ("updates within epochs", "sampled"),
+        ("within epochs", "validation"),
+        ("validation at epoch end", "validation"),
+        ("validation within epochs", "validation"),
+    ],
+)
+def test_resume_with_other_estimates(scenario, estimate, tmp_path):
+    how, arguments, options = SCENARIOS[scenario]
+    checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, **how)
+    assert_resumable(checkpoint, tmp_path, 0, {**arguments, "estimate": estimate}, options)
+
+
+def test_validation_that_lightning_leaves_out_is_named(tmp_path):
+    """A checkpoint of an epoch's last batch is before its validation, and Lightning goes on with the next epoch."""
+    skip_old_lightning()
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=BATCHES)
+    run(None, checkpoint, 0, {"estimate": "validation"})
+    with pytest.warns(FairBatchWarning, match="last batch of epoch 1 but before the validation"):
+        _, callback = run(tmp_path / f"step={2 * BATCHES}.ckpt", None, 0, {"estimate": "validation"})
+    assert [record.epoch for record in callback.history] == [0, 2, 3]
+
+
+def assert_resumable(checkpoint, tmp_path, num_workers, arguments, options):
+    whole = run(None, checkpoint, num_workers, arguments, options)
+    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.split("step=")[1].split("-")[0]))
+    assert len(paths) >= 3
+    resumed_batches = set()
+    for path in paths:
+        resumed = run(path, None, num_workers, arguments, options)
+        assert_same(resumed, whole)
+        resumed_batches.add(len(resumed[0].batches))
+    assert len(resumed_batches) >= 3
+
+
+KILLED = """
+import sys, time
+sys.path[:0] = [{here!r}, {tests!r}]
+import test_resume
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+class Slow(ModelCheckpoint):
+    def on_train_batch_end(self, *args):
+        super().on_train_batch_end(*args)
+        time.sleep(0.1)
+
+test_resume.run(None, Slow({folder!r}, filename="{{step}}", save_top_k=-1, every_n_train_steps=4), num_workers=2)
+"""
+
+
+@pytest.mark.slow
+def test_resume_after_kill_minus_nine(tmp_path):
+    """The process is killed within an epoch, its worker processes alive and ahead of it."""
+    code = textwrap.dedent(KILLED).format(here=str(HERE), tests=str(HERE.parent), folder=str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("step=16.ckpt")):
+            assert process.poll() is None, "training ended too early"
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.15)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
+    last = paths[-1]
+    assert int(last.stem.split("=")[1]) < EPOCHS * BATCHES - 4
+    assert_same(run(last, num_workers=2), run(num_workers=2))
+
+
+def test_resume_with_another_batch_size_says_so(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=5)
+    _, whole = run(None, checkpoint)
+    callback, module = new_fairbatch(), Validated()
+    with pytest.warns(
+        FairBatchWarning, match="middle of epoch 1, which had 12 batches of 20 samples and now has 24 of 10"
+    ):
+        resume(trainer(callback, max_epochs=3), module, loader(batch_size=10), tmp_path / "step=20.ckpt")
+    assert torch.equal(callback.history[1].shares_before, whole.history[0].shares_after)
+    assert [record.epoch for record in callback.history] == [0, 1, 2]
+
+
+def test_checkpoint_is_plain_data(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=5)
+    run(None, checkpoint)
+    state = torch.load(tmp_path / "step=5.ckpt", weights_only=True)["callbacks"]["FairBatch"]
+    assert state["sampler"]["next_batch"] == 5
+    assert state["counts"].sum() == 240
+
+
+class Estimating(Validated):
+    """Builds the loader before the checkpoint is restored, as schedules over all steps do."""
+
+    def configure_optimizers(self):
+        assert self.trainer.estimated_stepping_batches > 0
+        return super().configure_optimizers()
+
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self):
+        return loader()
+
+
+def test_resume_with_reloaded_loaders(tmp_path):
+    def job(path, *callbacks):
+        module, callback = Estimating(), new_fairbatch()
+        torch.manual_seed(0)
+        run = trainer(
+            callback,
+            *callbacks,
+            max_epochs=3,
+            reload_dataloaders_every_n_epochs=1,
+            enable_checkpointing=bool(callbacks),
+        )
+        resume(run, module, None, path, None, Data())
+        return module, callback
+
+    whole = job(None, ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=8))
+    for step in (8, 16, 24):
+        assert_same(job(tmp_path / f"step={step}.ckpt"), whole)
+
+
+class Two(ToyModule):
+    def training_step(self, batch, batch_idx):
+        x, y, index = batch["fair"]
+        if self.training:
+            self.batches.append(index.tolist())
+        return torch.nn.functional.cross_entropy(self(x), y) + 0 * batch["other"][0].sum()
+
+
+def test_resume_with_several_loaders_from_the_last_batch_of_an_epoch(tmp_path):
+    def job(path, *callbacks):
+        module, callback = Two(), new_fairbatch(loader="fair")
+        run = trainer(callback, *callbacks, max_epochs=3, enable_checkpointing=bool(callbacks))
+        resume(run, module, {"fair": loader(), "other": loader(Toy(seed=1))}, path)
+        return module, callback
+
+    skip_old_lightning()
+    whole = job(None, ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=BATCHES))
+    assert_same(job(tmp_path / "step=12.ckpt"), whole)
+
+
+def test_missed_update_is_made_up_for_with_another_batch_size(tmp_path):
+    _, whole = run(None, ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=BATCHES))
+    callback = new_fairbatch()
+    resume(trainer(callback, max_epochs=2), Validated(), loader(batch_size=10), tmp_path / "step=12.ckpt")
+    assert [record.epoch for record in callback.history] == [0, 1]
+    assert torch.equal(callback.history[0].shares_after, whole.history[0].shares_after)
+
+
+def test_other_groups_with_the_same_counts_are_refused(tmp_path):
+    first = trainer(FairBatch(groups="group"), max_epochs=1)
+    first.fit(ToyModule(), loader())
+    first.save_checkpoint(tmp_path / "last.ckpt")
+    renamed = FairBatch(groups=[name.upper() for name in Toy().group])
+    with pytest.raises(ValueError, match=r"labels and groups .*'a', 'b', 'c'.* had the counts .*, now .*'A', 'B', 'C'"):
+        resume(trainer(renamed, max_epochs=2), ToyModule(), loader(), tmp_path / "last.ckpt")
+
+
+def test_a_fit_that_goes_on_in_the_same_trainer():
+    """More epochs, the same Trainer and module: Lightning goes on at the next epoch, and so do the shares."""
+    whole, expected = new_fairbatch(), ToyModule()
+    trainer(whole, max_epochs=4).fit(expected, loader())
+    callback, module = new_fairbatch(), ToyModule()
+    job = trainer(callback, max_epochs=2)
+    job.fit(module, loader())
+    job.fit_loop.max_epochs = 4
+    job.fit(module, loader())
+    assert module.batches == expected.batches
+    assert [record.epoch for record in callback.history] == [0, 1, 2, 3]
+    assert torch.equal(callback.shares, whole.shares)
