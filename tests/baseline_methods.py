@@ -19,16 +19,6 @@ CHANGE_LOSS = {
 """Baselines that add to the loss, by name: functions of their other arguments."""
 
 
-def cells(toy):
-    """Count the samples of every cell, `(2, 3)`."""
-    return torch.bincount(toy.targets * 3 + toy.group_ids, minlength=6).view(2, 3)
-
-
-def trained_on(module):
-    """Return the samples that a module was trained on, in order."""
-    return torch.tensor([index for batch in module.batches for index in batch])
-
-
 class Replayed(ToyModule):
     """Keeps its weights before every step, to compute by hand what the step should have been."""
 

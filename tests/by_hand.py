@@ -51,3 +51,13 @@ def reference_run(num_epochs, alpha=0.05, num_labels=2):
         losses.append(cells / index.counts)
         state = rule.update(index.counts, state, criterion.signal(losses[-1], index))
     return module, batches, losses, state.shares
+
+
+def cells(toy):
+    """Count the samples of every cell, `(2, 3)`."""
+    return torch.bincount(toy.targets * 3 + toy.group_ids, minlength=6).view(2, 3)
+
+
+def trained_on(module):
+    """Return the samples that a module was trained on, in order."""
+    return torch.tensor([index for batch in module.batches for index in batch])

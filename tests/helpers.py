@@ -85,7 +85,7 @@ class FollowedRule:
 
     @property
     def shares(self):
-        return self.state.shares
+        return self.state.shares.clone()
 
     def update(self, signal):
         self.state = self.rule.update(self.counts, self.state, signal)

@@ -1,6 +1,7 @@
 """The rooms: imports go from later to earlier ones, Lightning's private parts are touched in one file only."""
 
 import ast
+import re
 import subprocess
 import sys
 import textwrap
@@ -170,3 +171,26 @@ def test_all_but_the_callbacks_works_without_lightning():
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_walks_name_things_that_are_there():
+    """Every step of a walk in the documentation names a file, and something that is in it."""
+    text = (PACKAGE.parent / "docs" / "contributing.md").read_text()
+    steps = re.findall(r"^\d+\. (.*?)(?=^\d+\. |^$)", text, re.S | re.M)
+    assert len(steps) == 19
+    named = [(PACKAGE / file, names) for step in steps for file, names in _files_and_names(step)]
+    assert len(named) >= 19
+    for file, names in named:
+        words = set(re.findall(r"\w+", file.read_text()))
+        assert {part for name in names for part in name.split(".")} <= words, file
+
+
+def _files_and_names(step):
+    """Return the files that a step names, each with the names that follow it."""
+    found = []
+    for word in re.findall(r"`([\w./]+)`", step):
+        if word.endswith(".py"):
+            found.append((word, []))
+        elif found and word != "validation_step":
+            found[-1][1].append(word)
+    return found

@@ -28,7 +28,7 @@ def preserved_rng(seed: int | None = None) -> Iterator[None]:
     try:
         with torch.random.fork_rng(**(accelerator := _accelerator())):
             if seed is not None:
-                random.seed(int(seed))
+                random.seed(seed := int(seed))  # torch refuses NumPy's integers
                 np.random.seed(seed)  # noqa: NPY002
                 torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would prepare for devices to come
                 if accelerator["devices"]:

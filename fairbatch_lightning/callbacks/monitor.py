@@ -153,39 +153,64 @@ class FairnessMonitor(AnyCallback):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out which samples the batches will hold."""
-        self._begin(trainer, pl_module, "validate")
-
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find out which samples the batches will hold."""
-        self._begin(trainer, pl_module, "test")
+        earlier, self._passes = self._passes, []
+        stage = "test" if trainer.testing else "validate"
+        if stage not in self._stages:
+            return
+        for place in self._measured(STAGES[stage]):
+            del self.audits[place]
+        self._reader.attach(pl_module)
+        loaders = held_out_loaders(trainer)
+        check_held_out(trainer, loaders, WHO)
+        known = {id(done.loader.dataset): done.data.index for done in earlier}
+        for loader in loaders:
+            index = known.get(id(loader.dataset))
+            if index is None:
+                index = GroupIndex.from_dataset(loader.dataset, self._labels, self._groups)
+            self._passes.append(HeldOutPass(loader, index, pl_module.device, self._classes, self._reading))
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Watch for the logits."""
-        self._before_batch(dataloader_idx)
+        self._current = None
+        if self._passes:
+            samples = self._passes[dataloader_idx].next_batch()
+            self._current = self._passes[dataloader_idx], samples
+            self._reader.expect(len(samples))
 
-    def on_test_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
-        """Watch for the logits."""
-        self._before_batch(dataloader_idx)
-
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *batch: Any) -> None:
         """Count the predictions."""
-        self._after_batch(outputs, "validation_step")
-
-    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *batch: Any) -> None:
-        """Count the predictions."""
-        self._after_batch(outputs, "test_step")
+        if self._current is not None:
+            going_on, samples = self._current
+            step = "test_step" if trainer.testing else "validation_step"
+            going_on.add(samples, self._reader.require(outputs, len(samples), step))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log what was measured."""
-        self._end(trainer, "val")
+        """Log what was counted; a sanity check was only to see that it can be."""
+        stage = "test" if trainer.testing else "val"
+        for number, done in enumerate(self._passes if not trainer.sanity_checking else []):
+            if done.counts is None:  # there was no batch
+                continue
+            place, audit = f"{stage}_{number}" if len(self._passes) > 1 else stage, done.counts.audit()
+            problems = audit.problems(place)
+            for problem in (problem for problem in problems if problem not in self._warned):
+                warn(f"{WHO}: {problem}")
+            self._warned.update(problems)
+            self._log(trainer, place, audit)
 
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log what was measured."""
-        self._end(trainer, "test")
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_start = on_validation_batch_start
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the tables, and show the pictures in TensorBoard."""
@@ -222,46 +247,6 @@ class FairnessMonitor(AnyCallback):
 
     def _measured(self, stage: str) -> list[str]:
         return [place for place in self.audits if place.split("_")[0] == stage]
-
-    def _begin(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        earlier, self._passes = self._passes, []
-        if stage not in self._stages:
-            return
-        for place in self._measured(STAGES[stage]):
-            del self.audits[place]
-        self._reader.attach(pl_module)
-        loaders = held_out_loaders(trainer)
-        check_held_out(trainer, loaders, WHO)
-        known = {id(done.loader.dataset): done.data.index for done in earlier}
-        for loader in loaders:
-            index = known.get(id(loader.dataset))
-            if index is None:
-                index = GroupIndex.from_dataset(loader.dataset, self._labels, self._groups)
-            self._passes.append(HeldOutPass(loader, index, pl_module.device, self._classes, self._reading))
-
-    def _before_batch(self, number: int) -> None:
-        self._current = None
-        if self._passes:
-            samples = self._passes[number].next_batch()
-            self._current = self._passes[number], samples
-            self._reader.expect(len(samples))
-
-    def _after_batch(self, outputs: Any, step: str) -> None:
-        if self._current is not None:
-            going_on, samples = self._current
-            going_on.add(samples, self._reader.require(outputs, len(samples), step))
-
-    def _end(self, trainer: Trainer, stage: str) -> None:
-        """Log what was counted; a sanity check was only to see that it can be."""
-        for number, done in enumerate(self._passes if not trainer.sanity_checking else []):
-            if done.counts is None:  # there was no batch
-                continue
-            place, audit = f"{stage}_{number}" if len(self._passes) > 1 else stage, done.counts.audit()
-            problems = audit.problems(place)
-            for problem in (problem for problem in problems if problem not in self._warned):
-                warn(f"{WHO}: {problem}")
-            self._warned.update(problems)
-            self._log(trainer, place, audit)
 
     def _log(self, trainer: Trainer, place: str, audit: Audit) -> None:
         now = trainer.current_epoch, trainer.global_step

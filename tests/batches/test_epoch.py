@@ -41,6 +41,7 @@ class TestPass:
         shares.zero_()
         weights[:] = 0
         state["schedule"][0][1].zero_()
+        state["weights"][0].zero_()
         assert (again.epoch, again.next_batch) == (2, 1)
         assert float(again.plan(0).shares) == 1
         assert again.plan(0).weights.tolist() == [1, 1, 1]

@@ -47,7 +47,7 @@ def test_equalized_odds_is_the_default(baseline):
 @pytest.mark.parametrize("baseline", DEPENDENT)
 @pytest.mark.parametrize("criterion", ["fair", ["race"], None, EqualizedOdds])
 def test_what_is_no_criterion_is_refused(baseline, criterion):
-    with pytest.raises(ValueError, match="an object of Criterion but got .*(fair|race|None|Odds)"):
+    with pytest.raises(ValueError, match=r"an object of Criterion but got .*(fair|race|None|Odds)"):
         baseline(criterion)
 
 

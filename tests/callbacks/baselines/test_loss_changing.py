@@ -8,7 +8,7 @@ import torch
 from baseline_methods import CHANGE_LOSS
 from helpers import Toy, ToyModule, loader, trainer
 from torch.nn import functional
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from fairbatch_lightning.callbacks.baselines import LossChanging
 
@@ -39,7 +39,17 @@ def test_logits_out_of_reach(new):
     assert run.global_step == 12
 
 
-@pytest.mark.parametrize("kind", ["steps take the loader", "a batch is left out", "validation uses the step"])
+class Unsized(IterableDataset):
+    """Next to a loader of this Lightning fetches a batch ahead."""
+
+    def __iter__(self):
+        return iter(torch.zeros(12, 1))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["steps take the loader", "a batch is left out", "validation uses the step", "validation with a batch ahead"],
+)
 def test_losses_are_those_of_the_batch(kind):
     """However Lightning comes by its batches: the cells are those of the samples that are trained on."""
     toy, seen = Toy(), []
@@ -75,16 +85,28 @@ def test_losses_are_those_of_the_batch(kind):
         def validation_step(self, batch, batch_idx):
             self.training_step(batch, batch_idx)
 
+    class Ahead(Module):
+        def training_step(self, batch, batch_idx):
+            return self.loss(batch[0])
+
+        def validation_step(self, batch, batch_idx):
+            self.training_step([batch], batch_idx)
+
     numbers = itertools.count()
 
     def leave_out(samples):
         return None if next(numbers) == 2 else default_collate(samples)
 
-    module = {"steps take the loader": TakesLoader, "validation uses the step": Validates}.get(kind, Module)()
-    collate = leave_out if kind == "a batch is left out" else None
-    options = {"val_check_interval": 2} if kind == "validation uses the step" else {}
-    held_out = DataLoader(Toy(40), batch_size=20) if options else None
-    trainer(Checked(groups="group"), max_epochs=2, **options).fit(module, loader(toy, collate_fn=collate), held_out)
+    modules = {"steps take the loader": TakesLoader, "validation uses the step": Validates}
+    module = {**modules, "validation with a batch ahead": Ahead}.get(kind, Module)()
+    data = loader(toy, collate_fn=leave_out if kind == "a batch is left out" else None)
+    if kind == "validation with a batch ahead":
+        data = [data, DataLoader(Unsized(), batch_size=1)]
+    validates = kind.startswith("validation")
+    options = {"val_check_interval": 2} if validates else {}
+    held_out = DataLoader(Toy(40), batch_size=20) if validates else None
+    callback = Checked(groups="group", loader=0 if isinstance(data, list) else None)
+    trainer(callback, max_epochs=2, **options).fit(module, data, held_out)
     assert len(seen) == len(module.expected) > 10
     for (losses, cells), (expected, own) in zip(seen, module.expected, strict=True):
         assert torch.equal(cells, own)

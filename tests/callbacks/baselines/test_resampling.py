@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from baseline_methods import cells, trained_on
+from by_hand import cells, trained_on
 from helpers import Toy, ToyModule, loader, resume, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader

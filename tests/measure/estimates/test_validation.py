@@ -21,8 +21,16 @@ class TestValidation:
             assert counts.sum() == 130
             torch.testing.assert_close(record.losses, expected)
 
-    def test_the_sanity_check_is_not_a_measurement(self):
-        callback = fit(WithValidation(), estimate="validation", validation=held_out(), num_sanity_val_steps=2)
+    @pytest.mark.parametrize("early", [False, True])
+    def test_the_sanity_check_is_not_a_measurement(self, early):
+        """Not even if the training data is known by then, as a schedule needs it that asks how long training is."""
+
+        class Scheduled(WithValidation):
+            def configure_optimizers(self):
+                assert not early or self.trainer.estimated_stepping_batches == 36
+                return super().configure_optimizers()
+
+        callback = fit(Scheduled(), estimate="validation", validation=held_out(), num_sanity_val_steps=2)
         assert [record.epoch for record in callback.history] == [0, 1, 2]
 
     def test_updates_after_every_validation(self):

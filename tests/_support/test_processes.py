@@ -1,0 +1,39 @@
+"""Alone, everything is one's own; several processes agree."""
+
+import pytest
+import torch
+from processes import start
+from talking_job import talk
+
+from fairbatch_lightning._support import processes
+
+
+class TestAlone:
+    def test_one_process_of_one(self):
+        assert not processes.are_several()
+        assert (processes.world_size(), processes.rank()) == (1, 0)
+
+    def test_values_are_those_of_this_process(self):
+        values, other = torch.tensor([1.0, 2.0]), {"a": 1}
+        assert processes.world_sum(values) is values
+        assert processes.gathered(other) == [other]
+        processes.share_first([values])
+        assert values.tolist() == [1, 2]
+
+
+@pytest.mark.slow
+def test_two_processes_agree(tmp_path, free_port):
+    workers = [start(talk, tmp_path, free_port, rank, 2, output=tmp_path / f"rank{rank}") for rank in range(2)]
+    for worker in workers:
+        worker.join()
+    errors = "".join((tmp_path / f"rank{rank}.err").read_text() for rank in range(2))
+    assert [worker.exitcode for worker in workers] == [0, 0], errors
+    found = [torch.load(tmp_path / f"talk{rank}.pt", weights_only=True) for rank in range(2)]
+    for rank, one in enumerate(found):
+        assert one["before"] == (1, 0, False)
+        assert one["now"] == (2, rank, True)
+        assert one["sum"].tolist() == [3, 30]
+        assert one["own"].tolist() == [rank + 1, 10 * (rank + 1)]  # not changed by adding up
+        assert one["gathered"] == [{"rank": 0, "name": "a"}, {"rank": 1, "name": "b"}]
+        assert [tensor.tolist() for tensor in one["shared"]] == [[0, 0], 5]
+        assert one["warnings"] == (1 if rank == 0 else 0)
