@@ -29,7 +29,7 @@ def preserved_rng(seed: int | None = None) -> Iterator[None]:
         with torch.random.fork_rng(**(accelerator := _accelerator())):
             if seed is not None:
                 random.seed(seed := int(seed))  # torch refuses NumPy's integers
-                np.random.seed(seed)  # noqa: NPY002
+                np.random.seed(seed % 2**32)  # noqa: NPY002
                 torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would prepare for devices to come
                 if accelerator["devices"]:
                     getattr(torch, accelerator["device_type"]).manual_seed(seed)

@@ -235,7 +235,8 @@ def _names_of_classes(
 def _positive_class(wanted: int | str | None, classes: Mapping[int | str, int], names: tuple[str, ...]) -> int | None:
     """Return the class that a user means by a label's value or name; by default the second of two, else none."""
     if wanted is None:
-        return 1 if len(names) == 2 else None
+        of_labels = sorted(classes.values()) if len(classes) == 2 else range(len(names))
+        return of_labels[1] if len(of_labels) == 2 else None
     for value, label in classes.items():
         if wanted in (value, str(value), names[label]):
             return label

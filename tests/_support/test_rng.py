@@ -26,7 +26,7 @@ def seeded():
     torch.set_rng_state(states[2])
 
 
-@pytest.mark.parametrize("seed", [None, 0, 7])
+@pytest.mark.parametrize("seed", [None, 0, 7, 2**32 + 7])
 def test_what_is_drawn_inside_does_not_show_outside(seed):
     with preserved_rng(seed):
         inside = drawn()

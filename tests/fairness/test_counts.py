@@ -165,3 +165,16 @@ def test_positive_labels_by_value_or_name():
         assert counted(passing(data, Reading(positive_label=label)), logits).positive == 2
     with pytest.raises(ValueError, match=r"`positive_label` to be one of the data's labels \[0, 1, 2\] but got 'best'"):
         counted(passing(data, Reading(positive_label="best")), logits)
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_classes"), [([0, 1], 2), (["no", "yes"], 2), ([-1, 1], 2), ([0, 2], 3), ([0, 1, 2], 3)]
+)
+def test_the_positive_label_is_that_of_the_criteria_by_default(labels, num_classes):
+    """The second of two labels, whatever classes a model has besides; of more none."""
+    index = GroupIndex.from_values(labels * 2, ["a"] * len(labels) + ["b"] * len(labels))
+    held_out = HeldOutSet.of_loader(DataLoader(range(len(index))), index)
+    numbers = ClassNumbers()
+    audit = counts.HeldOutCounts(held_out, torch.zeros(1, num_classes), numbers, Reading()).audit()
+    row = index.positive_row(None)
+    assert audit.positive == (None if row is None else numbers.find(labels, num_classes)[labels[row]])
