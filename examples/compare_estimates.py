@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset, random_split
 from tqdm.auto import tqdm
 
 from fairbatch_lightning import FairBatch, SignedSteps
-from fairbatch_lightning.fairness.rates import group_confusion
+from fairbatch_lightning.fairness.disparities import group_confusion
 from fairbatch_lightning.vision import UTKFace
 from fairbatch_lightning.vision.utkface import RACES, square
 

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fairbatch_lightning.fairness import Audit
-from fairbatch_lightning.fairness.rates import equal_opportunity_rates
+from fairbatch_lightning.fairness.disparities import equal_opportunity_rates
 from fairbatch_lightning.reports.figures import confusion_figure, fairness_figure, shares_figure
 from fairbatch_lightning.reports.log_format import read_run
 from fairbatch_lightning.vision.faces import HEADS, LABELS, draw_faces

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
 from fairbatch_lightning import FairBatch, SignedSteps
-from fairbatch_lightning.fairness.rates import (
+from fairbatch_lightning.fairness.disparities import (
     demographic_parity_disparity,
     equal_opportunity_disparity,
     equalized_odds_disparity,

@@ -18,6 +18,8 @@ IN_ROOMS = [file for file in FILES if file.parent != PACKAGE]
 OF_OTHERS = {
     "loader._iterator": "torch: to end worker processes at once",
     "iterator._shutdown_workers": "torch: the same",
+    "loading._shutdown_workers": "torch: the same",
+    "loading._persistent_workers": "torch: the same",
     "weights._metadata": "torch: part of every state_dict",
     "metric._update_count": "torchmetrics: what `update` changes",
     "metric._computed": "torchmetrics: the same",

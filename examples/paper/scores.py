@@ -11,7 +11,7 @@ from synthetic import DISPARITIES
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fairbatch_lightning.fairness.rates import accuracy, group_confusion
+from fairbatch_lightning.fairness.disparities import accuracy, group_confusion
 
 
 def confusion_of(model: Callable[[Tensor], Tensor], samples: TensorDataset) -> Tensor:

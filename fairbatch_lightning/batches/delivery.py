@@ -23,6 +23,7 @@ class FairBatchSampler(Sampler[list[int]]):
         self._drawn: deque[Drawn] = deque()
         self._delivered: deque[Drawn] = deque()
         self._training: object = None  # stands for the pass that is trained on
+        self._loading: Iterator[Any] | None = None
 
     def __len__(self) -> int:
         return self.sampler.num_batches
@@ -45,7 +46,8 @@ class FairBatchSampler(Sampler[list[int]]):
         this = self._training = object()
         first_drawn, remember = drawn.popleft, self._delivered.append
         try:
-            for batch in start():
+            self._loading = start()
+            for batch in self._loading:
                 remember(first_drawn())
                 yield batch
         finally:
@@ -59,6 +61,13 @@ class FairBatchSampler(Sampler[list[int]]):
     def delivered(self) -> Drawn | None:
         """Return the same without taking it."""
         return self._delivered[0] if self._delivered else None
+
+    def end_pass(self) -> None:
+        """Forget the pass that was trained on. Where it was left before its end, its worker processes are ended."""
+        loading, self._loading = self._loading, None
+        if isinstance(loading, _MultiProcessingDataLoaderIter) and not loading._persistent_workers:
+            loading._shutdown_workers()  # garbage collection would wait seconds for each of them
+        self.forget()
 
     def forget(self) -> None:
         """Forget batches that were delivered but not taken. The next pass will be the one that is trained on."""

@@ -140,7 +140,7 @@ class ChangesBatches(AnyCallback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget a batch that Lightning has fetched in vain, next to a loader without a length."""
         if self._batches is not None:
-            self._batches.forget()
+            self._batches.end_pass()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave no trace in the user's objects."""

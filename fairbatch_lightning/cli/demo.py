@@ -19,7 +19,7 @@ from fairbatch_lightning.callbacks.fairbatch import FairBatch
 from fairbatch_lightning.callbacks.monitor import FairnessMonitor
 from fairbatch_lightning.cli.extras import need
 from fairbatch_lightning.fairness.audit import Audit
-from fairbatch_lightning.fairness.rates import equal_opportunity_rates
+from fairbatch_lightning.fairness.disparities import equal_opportunity_rates
 from fairbatch_lightning.reports.log_format import find_logs, read_run
 from fairbatch_lightning.reports.page import write_report
 from fairbatch_lightning.reports.tables import Table, as_text, number_texts

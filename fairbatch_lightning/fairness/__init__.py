@@ -1,7 +1,7 @@
 """Fairness: from predictions to how unfair they are, and how sure that is.
 
-In: predictions, or counts of them. Out: disparities with intervals, as torchmetrics and as audits. Open `rates.py`
-first: the formulas; `counts.py` counts, `audit.py` puts it all together.
+In: predictions, or counts of them. Out: disparities with intervals, as torchmetrics and as audits. Open
+`disparities.py` first: the formulas; `counts.py` counts, `audit.py` puts it all together.
 """
 
 from fairbatch_lightning.fairness.audit import Audit as Audit

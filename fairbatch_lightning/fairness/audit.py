@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairbatch_lightning.fairness.intervals import bootstrap_interval, wilson_interval
-from fairbatch_lightning.fairness.rates import (
+from fairbatch_lightning.fairness.disparities import (
     Form,
     Rates,
     accuracy,
@@ -28,6 +27,7 @@ from fairbatch_lightning.fairness.rates import (
     worst_cell_accuracy,
     worst_group_accuracy,
 )
+from fairbatch_lightning.fairness.intervals import bootstrap_interval, wilson_interval
 
 CRITERIA: dict[str, Callable[[Tensor, int | None], Rates]] = {
     "equal_opportunity": equal_opportunity_rates,

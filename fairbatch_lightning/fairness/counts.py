@@ -24,7 +24,7 @@ from fairbatch_lightning.batches.held_out import num_replicas, samples_of_batche
 from fairbatch_lightning.cells.classes import ClassNumbers, is_binary, num_classes, predicted
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.fairness.audit import Audit
-from fairbatch_lightning.fairness.rates import places_in_confusion
+from fairbatch_lightning.fairness.disparities import places_in_confusion
 
 
 class GroupConfusion(Metric):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairbatch_lightning.fairness.rates import Form, Rates, disparity
+from fairbatch_lightning.fairness.disparities import Form, Rates, disparity
 
 _ENTRIES_AT_ONCE = 2**22
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.fairness.audit import some_of
 from fairbatch_lightning.fairness.counts import GroupConfusion
-from fairbatch_lightning.fairness.intervals import bootstrap_interval, wilson_interval
-from fairbatch_lightning.fairness.rates import (
+from fairbatch_lightning.fairness.disparities import (
     Form,
     Rates,
     accuracy_rates,
@@ -19,6 +18,7 @@ from fairbatch_lightning.fairness.rates import (
     equal_opportunity_rates,
     equalized_odds_rates,
 )
+from fairbatch_lightning.fairness.intervals import bootstrap_interval, wilson_interval
 
 
 class _Disparity(GroupConfusion):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import ToyData, fit, reference_run, trained_on
+from canonical import new_fairbatch
 from helpers import Toy, ToyModule, loader, resume, trainer
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import Subset
@@ -292,3 +293,14 @@ def test_two_that_decide_about_the_batches_are_refused():
     )
     with pytest.raises(ValueError, match=expected):
         trainer(FairBatch(groups="group"), Told()).fit(ToyModule(), loader())
+
+
+def test_no_worker_of_a_loader_that_starts_again_outlives_the_fit():
+    """The fair loader is the shorter one and starts again within an epoch of the other."""
+
+    class Two(ToyModule):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch[0], batch_idx)
+
+    trainer(new_fairbatch(loader=0), max_epochs=2).fit(Two(), [loader(num_workers=1), loader(Toy(400))])
+    assert not multiprocessing.active_children()

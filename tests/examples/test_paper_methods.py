@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fairbatch_lightning.fairness.rates import group_confusion
+from fairbatch_lightning.fairness.disparities import group_confusion
 
 RATES = torch.tensor([[0.1, 0.3, 0.2], [0.9, 0.6, 0.8], [0.5, 0.4, 0.46]])
 """Of positive predictions: among labels 0 and 1 and all, of groups 0 and 1 and both."""

@@ -8,7 +8,7 @@ import torch
 from predictions import samples
 
 from fairbatch_lightning.fairness import EqualizedOddsDisparity
-from fairbatch_lightning.fairness import rates as d
+from fairbatch_lightning.fairness import disparities as d
 from fairbatch_lightning.fairness.intervals import bootstrap_interval, wilson_interval
 
 

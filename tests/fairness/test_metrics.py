@@ -20,7 +20,7 @@ from fairbatch_lightning.fairness import (
     EqualOpportunityDisparity,
     GroupAccuracy,
 )
-from fairbatch_lightning.fairness import rates as d
+from fairbatch_lightning.fairness import disparities as d
 
 DISPARITIES = [EqualOpportunityDisparity, EqualizedOddsDisparity, DemographicParityDisparity, GroupAccuracy]
 

@@ -15,7 +15,7 @@ from helpers import GROUPS, Toy, ToyModule, loader, trainer
 from torch.utils.data import Subset
 
 from fairbatch_lightning import FairBatch, FairBatchWarning, FairnessMonitor, SignedSteps
-from fairbatch_lightning.fairness import rates as d
+from fairbatch_lightning.fairness import disparities as d
 
 
 class Returning(ToyModule):

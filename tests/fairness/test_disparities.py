@@ -7,7 +7,7 @@ import torch
 from helpers import needed
 from predictions import rate, samples
 
-from fairbatch_lightning.fairness import rates as d
+from fairbatch_lightning.fairness import disparities as d
 
 
 def test_against_fairlearn():
