@@ -52,7 +52,7 @@ class FairBatchSampler(Sampler[list[int]]):
                 yield batch
         finally:
             if self._training is this:
-                self._training = None
+                self._training = self._loading = None
 
     def take(self) -> Drawn | None:
         """Return the batch that was delivered first of those not taken yet, if any."""

@@ -105,4 +105,4 @@ def test_readme_has_the_two_commands():
     commands = re.findall(r"```bash\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(commands) == 2
     assert commands[0].endswith("fairbatch demo")
-    assert commands[1].endswith("pytest")
+    assert commands[1].endswith("pytest -n auto")
