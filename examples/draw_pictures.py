@@ -40,14 +40,14 @@ def before_and_after(plain: Audit, fair: Audit) -> Figure:
     places = np.arange(len(cells))
     for shift, values, name, style in (
         (-0.2, errors[0], "plain", {"color": "white", "edgecolor": "#D55E00", "hatch": "///"}),
-        (0.2, errors[1], 'FairBatch("equalized_odds", rule=SignedSteps(alpha=0.1))', {"color": "#0072B2"}),
+        (0.2, errors[1], "with FairBatch", {"color": "#0072B2"}),
     ):
         bars = panel.bar(places + shift, [values[z, y] for y, z in cells], 0.38, label=name, **style)
         panel.bar_label(bars, fmt="%.0f", fontsize="small")
     panel.set_xticks(places, [f"{LABELS[y]}\n{groups[z]}" for y, z in cells])
     panel.set(ylabel="wrong on the test set, %", title="the same ResNet18, one line apart")
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(frameon=False)
+    panel.legend(frameon=False, loc="upper right")
     return figure
 
 
