@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fairbatch_lightning.rules.signed_steps import SignedSteps as SignedSteps
     from fairbatch_lightning.rules.worst_case import WorstCase as WorstCase
 
-_ROOMS = {
+_NAMES_IN = {
     "_support.warn": ("FairBatchWarning",),
     "batches.sampler": ("FairSampler",),
     "callbacks.fairbatch": ("FairBatch",),
@@ -50,7 +50,7 @@ _ROOMS = {
     "rules.signed_steps": ("SignedSteps",),
     "rules.worst_case": ("WorstCase",),
 }
-_MODULE_OF = {name: f"fairbatch_lightning.{module}" for module, names in _ROOMS.items() for name in names}
+_MODULE_OF = {name: f"fairbatch_lightning.{module}" for module, names in _NAMES_IN.items() for name in names}
 
 __all__ = sorted(_MODULE_OF)
 

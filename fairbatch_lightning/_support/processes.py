@@ -8,24 +8,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def are_several() -> bool:
+def has_group() -> bool:
     """Return whether a process group is there to talk to."""
     return dist.is_available() and dist.is_initialized()
 
 
 def world_size() -> int:
     """Return the number of processes."""
-    return dist.get_world_size() if are_several() else 1
+    return dist.get_world_size() if has_group() else 1
 
 
 def rank() -> int:
     """Return this process's number."""
-    return dist.get_rank() if are_several() else 0
+    return dist.get_rank() if has_group() else 0
 
 
 def world_sum(values: Tensor) -> Tensor:
     """Return a sum over all processes, of values without a gradient."""
-    if are_several():
+    if has_group():
         values = values.clone()
         dist.all_reduce(values)
     return values

@@ -70,7 +70,7 @@ class ChangesBatches(AnyCallback):
         self._batches: FairBatchSampler | None = None
         self._whole: tuple[Any, GroupIndex] | None = None
         self._restored: dict[str, Any] | None = None
-        self._failed = False
+        self._fitting, self._failed = True, False
         self.index: GroupIndex | None = None
         """The cell of every sample that is trained on, and their names; None before the training data is known."""
 
@@ -109,7 +109,8 @@ class ChangesBatches(AnyCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stand in the way of the train DataLoader: Lightning asks for it next."""
-        if stage != "fit":
+        self._fitting = stage == "fit"
+        if not self._fitting:
             return
         self._check_alone(trainer)
         goes_on = trainer is self._trainer and trainer.current_epoch > 0  # an earlier fit of the same Trainer
@@ -163,7 +164,9 @@ class ChangesBatches(AnyCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state until the training data is known."""
+        """Keep the state until the training data is known; a checkpoint that is tested changes nothing."""
+        if not self._fitting:
+            return
         self._restored = state_dict or None
         if self._batches is not None:
             self._restore(self._batches.sampler)
@@ -193,11 +196,13 @@ class ChangesBatches(AnyCallback):
         index, dataset, epoch_size = self._index_of(found), found.loader.dataset, found.epoch_size
         if (chosen := self.samples(index)) is not None:
             index, dataset, epoch_size = index.part(chosen), Subset(dataset, chosen.tolist()), len(chosen)
-        before, earlier, self.index = self._batches, self.index, index
+        before, earlier = self._batches, self.index
+        if earlier is not None:
+            check_same_cells(earlier, index)
+        self.index = index
         if before is None or earlier is None:
             self.start(LoadedData(trainer, module, found, index, same_samples=False))
         else:
-            check_same_cells(earlier, index)
             same_samples = np.array_equal(index.cells, earlier.cells)  # the dataset may be the same, but made anew
             self.reload(LoadedData(trainer, module, found, index, same_samples))
         settings = {"seed": self._seed, "drop_last": found.drop_last, "epoch_size": epoch_size, **processes_of(trainer)}
@@ -231,9 +236,9 @@ def _check_same_data(state: dict[str, Any], index: GroupIndex) -> None:
     names = [list(names) for names in index.names]
     if state["names"] != names or not torch.equal(state["counts"], index.counts):
         raise ValueError(
-            "Expected to resume on the training data that the checkpoint was made with. Its labels and groups"
-            f" {state['names']} had the counts {state['counts'].tolist()}, now {names} have"
-            f" {index.counts.tolist()}. To train on other data, start a new fit without the checkpoint."
+            "Expected to go on with the training data of the checkpoint, or of this Trainer's earlier fit. Its labels"
+            f" and groups {state['names']} had the counts {state['counts'].tolist()}, now {names} have"
+            f" {index.counts.tolist()}. To train on other data, start without the checkpoint, in a new Trainer."
         )
 
 

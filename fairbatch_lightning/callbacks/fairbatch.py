@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from fairbatch_lightning._support.checks import check_at_least, chosen
+from fairbatch_lightning._support.checks import chosen
 from fairbatch_lightning._support.lightning import processes_of
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.sampler import FairSampler
@@ -113,12 +114,11 @@ class FairBatch(ChangesBatches):
     def _check_update_every(self) -> None:
         if self._update_every == "epoch":
             return
-        if isinstance(self._update_every, str):
+        every: object = self._update_every
+        if isinstance(every, bool) or not isinstance(every, Integral) or every < 1:
             raise ValueError(
-                'Expected argument `update_every` to be "epoch" or a positive number of batches but got'
-                f" {self._update_every!r}."
+                f'Expected argument `update_every` to be "epoch" or a positive number of batches but got {every!r}.'
             )
-        check_at_least("update_every", self._update_every, 1)
         if self._estimate.watches_validation:
             raise ValueError(
                 'Expected argument `update_every` to be "epoch" with estimate="validation", which updates the shares'
@@ -168,8 +168,8 @@ class FairBatch(ChangesBatches):
             compared=compared_rows(self._criterion, data.index),
             **processes_of(data.trainer),
         )
-        own = copy.deepcopy(self._estimate), copy.deepcopy(self._importance)
-        self._fit = FairFit(run, self._criterion, self._rule, *own, self._importance_loss)
+        estimate = copy.deepcopy(self._estimate)
+        self._fit = FairFit(run, self._criterion, self._rule, estimate, self._importance, self._importance_loss)
         self._cleanup.callback(self._fit.close)
 
     def reload(self, data: LoadedData) -> None:
@@ -259,10 +259,6 @@ class FairBatch(ChangesBatches):
         """Show in TensorBoard what happened."""
         if self.history:
             log_figure(trainer, "fairbatch", self.plot)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the module."""
-        return {**super().__getstate__(), "_reader": LogitsReader("FairBatch", self._logits)}
 
     def _forget(self) -> None:
         super()._forget()

@@ -5,6 +5,8 @@ Here the loop closes: measured losses go to the criterion, its signal to the rul
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.sampler import Drawn, FairSampler
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun
 from fairbatch_lightning.measure.estimates.silent_pass import check_can_evaluate
+from fairbatch_lightning.measure.logits import returned_logits
 from fairbatch_lightning.measure.per_sample import PerSampleLoss
 from fairbatch_lightning.measure.sample_losses import LossOfEverySample
 from fairbatch_lightning.rules.base import UpdateRule
@@ -30,7 +33,7 @@ class FairFit:
         criterion: What must become equal.
         rule: What decides about the shares.
         estimate: What measures the losses; of this fit only.
-        importance: What weighs the samples of a cell, if anything does; of this fit only.
+        importance: What weighs the samples of a cell, if anything does.
         importance_loss: By which loss it weighs them.
     """
 
@@ -45,8 +48,8 @@ class FairFit:
     ) -> None:
         check_can_evaluate(run)
         self.run, self._criterion, self._rule, self.estimate = run, criterion, rule, estimate
-        self._importance, self._importance_loss = importance, importance_loss
-        self._sample_losses = self._new_sample_losses()
+        self._given_importance, self._importance_loss = importance, importance_loss
+        self._start_importance()
         self.state = rule.start(run.index.counts)
         self.history: list[UpdateRecord] = []
         self._logits_seen = False
@@ -54,14 +57,18 @@ class FairFit:
         self._warned: set[str] = set()
         estimate.start(run)
 
-    def _new_sample_losses(self) -> LossOfEverySample | None:
-        return None if self._importance is None else LossOfEverySample(self.run.index, self._importance_loss)
+    def _start_importance(self) -> None:
+        """Know nothing of the samples yet."""
+        self._importance = copy.deepcopy(self._given_importance)
+        self._sample_losses: LossOfEverySample | None = None
+        if self._importance is not None:
+            self._sample_losses = LossOfEverySample(self.run.index, self._importance_loss)
 
     def reload(self, run: TrainingRun, *, same_samples: bool) -> None:
         """Go on with data that was loaded anew."""
         self.run = run
         if not same_samples:
-            self._sample_losses = self._new_sample_losses()
+            self._start_importance()
 
     def close(self) -> None:
         """Let go of what the fit needed."""
@@ -88,10 +95,13 @@ class FairFit:
             batch: The samples of the batch.
             outputs: What `training_step` returned.
         """
+        reader = self.run.reader
         if batch is None or (self._logits_seen and not self._watches_training):
+            reader.drop()
             return
         automatic = self.run.module.automatic_optimization
-        logits = self.run.reader.read(outputs, len(batch.samples), can_rerun=automatic)
+        returned_first = reader.training_step_returns if self._logits_seen else automatic
+        logits = reader.read(outputs, len(batch.samples), returned_first=returned_first)
         if not self._logits_seen:
             self._check_logits(outputs, logits, batch)
         if logits is None:
@@ -103,12 +113,21 @@ class FairFit:
 
     def _check_logits(self, outputs: Any, logits: Tensor | None, batch: Drawn) -> None:
         """After the first training batch: see that its logits were found, and that losses can be had of them."""
-        if logits is not None:
-            self.run.add_losses(self.run.new_metric(), logits.detach(), batch.cells)
-        elif not self.run.is_compiled:  # see `before_batch`; there the first update will see
-            if self.run.module.automatic_optimization and not outputs:
+        automatic, reader = self.run.module.automatic_optimization, self.run.reader
+        if logits is None and not self.run.is_compiled:  # see `before_batch`; there the first update will see
+            if automatic and not outputs:
                 return  # the step has left this batch out
-            raise self.run.reader.missing(len(batch.samples))
+            raise reader.missing(len(batch.samples))
+        if logits is not None:
+            if logits is returned_logits(outputs, len(batch.samples)):
+                reader.training_step_returns = automatic
+                if not automatic and not self.run.is_compiled:
+                    raise RuntimeError(
+                        "With manual optimization FairBatch cannot run `training_step` to its end for the logits that"
+                        " it returns. Call `self(x)` in it, or name the submodule that computes them:"
+                        ' FairBatch(logits="net").'
+                    )
+            self.run.add_losses(self.run.new_metric(), logits.detach(), batch.cells)
         self._logits_seen = True
 
     @torch.inference_mode(False)
@@ -122,7 +141,7 @@ class FairFit:
         trainer, index, before = self.run.trainer, self.run.index, self.state
         losses = self._checked(self.estimate.measure(self.run, before.updates, uniform=not sampler.weighted))
         signal = self._criterion.compared(losses, index)
-        self.state = self._rule.update(index.counts, before, signal)
+        self.state = replace(self._rule.update(index.counts, before, signal), updates=before.updates + 1)
         sampler.shares = self.state.shares
         if self._importance is not None and self._sample_losses is not None:
             sampler.weights = self._importance.weights(self._sample_losses.known(), index, before.updates)

@@ -108,11 +108,9 @@ class FairnessMonitor(AnyCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle what was measured, not the Trainer, module and data."""
-        reader = LogitsReader(WHO, self._logits, only_one=True)
         return {
             **vars(self),
             "_trainer": None,
-            "_reader": reader,
             "_passes": [],
             "_current": None,
             "log_dict": None,

@@ -1,7 +1,8 @@
 """Read the logits that a LightningModule computes, without a change to its code.
 
 Everybody who needs logits has a `LogitsReader`, so that where they come from is decided, and explained, in one place:
-what a step returns as `{"logits": ...}` comes first, else the output of the module, or of the submodule that was named.
+what a step returns as `{"logits": ...}` comes before the output of the module, and the output of a submodule that the
+user named before both.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class LogitsReader:
 
     Args:
         who: The callback that needs them, for messages.
-        name: The submodule that computes them, if the user named one; then nothing else counts.
+        name: The submodule that computes them, if the user named one; then its output comes first.
         only_one: Refuse a step that computes several outputs of the same shape, instead of taking the first.
     """
 
@@ -64,7 +65,7 @@ class LogitsReader:
             self._hook.arm(batch_size, stop=stop, keep_graph=keep_graph, alone=self._only_one)
 
     def read(
-        self, output: Any, batch_size: int, step: str = "training_step", *, can_rerun: bool = True
+        self, output: Any, batch_size: int, step: str = "training_step", *, returned_first: bool = True
     ) -> Tensor | None:
         """Return the logits of a batch, if there are any.
 
@@ -72,25 +73,27 @@ class LogitsReader:
             output: What the step returned.
             batch_size: How many rows they have.
             step: The name of the step.
-            can_rerun: Whether the step can be run again to its end, as an evaluation has to for what it returns; under
-                manual optimization it would train the model.
+            returned_first: Whether what it returned comes before what was kept, if no submodule was named.
         """
         captured = self._hook.take() if self._hook is not None else None
-        returned = returned_logits(output, batch_size) if self._name is None else None
-        if returned is not None and can_rerun:
-            self.training_step_returns |= step == "training_step"
+        returned = returned_logits(output, batch_size)
+        if returned is not None and (captured is None or (returned_first and self._name is None)):
             return returned
-        if returned is not None and captured is None:
-            raise RuntimeError(
-                f"With manual optimization {self._who} cannot run `{step}` to its end for the logits that it returns."
-                f' Call `self(x)` in it, or name the submodule that computes them: {self._who}(logits="net").'
-            )
         if self._hook is not None and self._hook.has_others:
             raise RuntimeError(
                 f"{self._who} cannot tell which output is the prediction: `{step}` computes several for a batch, as"
                 f' for test-time augmentation. Return {{"logits": logits}} from `{step}`.'
             )
         return captured
+
+    def drop(self) -> None:
+        """Keep nothing any more: the step has failed, or nobody wants its logits."""
+        if self._hook is not None:
+            self._hook.take()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the module."""
+        return {**vars(self), "_hook": None}
 
     def require(self, output: Any, batch_size: int, step: str = "training_step") -> Tensor:
         """Return the logits of a batch; an error says what to do where there are none."""

@@ -104,7 +104,8 @@ class SignedSteps(UpdateRule):
     pull: float = 0.0
 
     def __post_init__(self) -> None:
-        check_alpha(self.alpha)
+        if not callable(self.alpha):
+            check_number("alpha", self.alpha, 0, above=True)
         if not (isinstance(self.tolerance, Real) and self.tolerance >= 0):  # an infinite one is plain training
             raise ValueError(f"Expected argument `tolerance` to be a number of at least 0 but got {self.tolerance!r}.")
         check_number("min_share", self.min_share, 0, 1)
@@ -138,12 +139,6 @@ def step_size(alpha: Alpha, update: int) -> float:
     step = alpha(update) if callable(alpha) else alpha
     check_number("alpha", step, 0, above=True, origin=f" from the function for update {update}")
     return float(step)
-
-
-def check_alpha(alpha: Alpha) -> None:
-    """Refuse a step that is not a number above 0; what a function returns is checked when it is used."""
-    if not callable(alpha):
-        check_number("alpha", alpha, 0, above=True)
 
 
 def _last_argmax(gaps: Tensor) -> int | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairbatch_lightning._support.checks import check_number
 from fairbatch_lightning.rules.base import RuleState, UpdateRule
-from fairbatch_lightning.rules.signed_steps import Alpha, check_alpha, step_size
+from fairbatch_lightning.rules.signed_steps import Alpha
 
 
 def worst_shares(losses: Tensor, radius: float) -> Tensor:
@@ -40,7 +40,7 @@ def worst_shares(losses: Tensor, radius: float) -> Tensor:
 class WorstCase(UpdateRule):
     r"""Minimises, for every label, the largest mean loss over mixtures of groups (FairDRO, Jung et al., 2023).
 
-        FairBatch("equalized_odds", "race", rule=WorstCase(alpha=lambda update: 1 - update / epochs))
+        FairBatch("equalized_odds", "race", rule=WorstCase(alpha=lambda update: max(0, 1 - update / epochs)))
 
     For each label the shares of the groups are equal at the start, and move in every update by `alpha` towards those
     within the chi-squared `radius` of equal ones for which the label's loss is largest. It is for equalized odds.
@@ -58,7 +58,8 @@ class WorstCase(UpdateRule):
 
     def __post_init__(self) -> None:
         check_number("radius", self.radius, 0, above=True)
-        check_alpha(self.alpha)
+        if not callable(self.alpha):
+            check_number("alpha", self.alpha, 0, 1)
 
     def start(self, counts: Tensor) -> RuleState:
         """Return equal shares of all groups that a label has."""
@@ -68,7 +69,9 @@ class WorstCase(UpdateRule):
     def update(self, counts: Tensor, state: RuleState, signal: Tensor) -> RuleState:
         """Move all rows."""
         signal = signal.detach().to("cpu", torch.float64)
-        step, shares = min(1.0, step_size(self.alpha, state.updates)), state.shares.clone()
+        step = self.alpha(state.updates) if callable(self.alpha) else self.alpha
+        check_number("alpha", step, 0, 1, origin=f" from the function for update {state.updates}")
+        shares = state.shares.clone()
         for row, values in enumerate(signal):
             known = ~values.isnan()
             if known.any():

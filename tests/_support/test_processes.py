@@ -10,7 +10,7 @@ from fairbatch_lightning._support import processes
 
 class TestAlone:
     def test_one_process_of_one(self):
-        assert not processes.are_several()
+        assert not processes.has_group()
         assert (processes.world_size(), processes.rank()) == (1, 0)
 
     def test_values_are_those_of_this_process(self):

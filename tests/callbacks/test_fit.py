@@ -54,8 +54,12 @@ class Given(Estimate):
 class Growing(Importance):
     """Weighs samples by their number, and keeps what it was told."""
 
-    def __init__(self):
-        self.told = []
+    def __init__(self, told=None):
+        self.told = [] if told is None else told
+
+    def __deepcopy__(self, memo):
+        """A fit works on a copy; what it is told is kept here as well."""
+        return Growing(self.told)
 
     def weights(self, losses, index, update):
         self.told.append((losses, update))
@@ -228,9 +232,11 @@ class TestBatches:
         fit.run.module.automatic_optimization = False
         logits = train(fit, FIRST, {"logits": torch.zeros(20, 2)})
         assert torch.equal(estimate.observed[0][0], logits)
-        fit.before_batch()
+        other = new_fit(Given(watches=True))
+        other.run.module.automatic_optimization = False
+        other.before_batch()
         with pytest.raises(RuntimeError, match="With manual optimization FairBatch cannot run `training_step`"):
-            fit.after_batch(drawn(SECOND), {"logits": torch.zeros(20, 2)})
+            other.after_batch(drawn(SECOND), {"logits": torch.zeros(20, 2)})
 
     def test_whose_losses_cannot_be_had_are_refused_at_once(self):
         fit = new_fit()

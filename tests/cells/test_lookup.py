@@ -267,6 +267,6 @@ def test_what_can_be_found_in_any_dataset_is_taken(source):
 
 
 @pytest.mark.parametrize("source", [RACES, torch.tensor(GENDERS), np.array(RACES)], ids=["list", "tensor", "numpy"])
-def test_values_where_there_are_several_datasets_are_refused(source):
+def test_values_where_there_has_group_datasets_are_refused(source):
     with pytest.raises(ValueError, match=r"`groups` of FairnessMonitor to be the name .* but got values: \w+ of 8"):
         check_findable("groups", source, "FairnessMonitor")

@@ -90,7 +90,6 @@ class TestReader:
         reader.expect(5)
         module(torch.randn(5, 4))
         assert reader.read({"logits": own}, 5) is own
-        assert reader.training_step_returns
 
     def test_a_named_submodule_comes_before_what_the_step_returns(self):
         module, reader = attached("head")
@@ -144,14 +143,3 @@ class TestReader:
         reader.expect(5)
         with pytest.raises(RuntimeError, match=r'no logits for a batch of 5 .*FairBatch\(logits="net"\), or return'):
             reader.require(torch.zeros(()), 5)
-
-    def test_a_step_that_cannot_be_run_again_must_call_the_module(self):
-        """Under manual optimization it would train; what the module computes will do where there is any."""
-        module, reader = attached()
-        reader.expect(5)
-        with pytest.raises(RuntimeError, match="With manual optimization FairBatch cannot run `training_step`"):
-            reader.read({"logits": torch.zeros(5, 2)}, 5, can_rerun=False)
-        reader.expect(5)
-        output = module(torch.randn(5, 4))
-        assert torch.equal(reader.read({"logits": torch.zeros(5, 2)}, 5, can_rerun=False), output)
-        assert not reader.training_step_returns

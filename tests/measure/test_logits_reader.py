@@ -30,32 +30,27 @@ def attached(name=None, who="FairBatch", module=None, **settings):
 
 
 class TestPrecedence:
-    """What a step returns comes first, unless a submodule is named; else what the hook has seen."""
+    """A named submodule comes first, then what a step returns (if that is wanted), then what the hook has seen."""
 
     @pytest.mark.parametrize("step", ["training_step", "validation_step", "test_step"])
-    @pytest.mark.parametrize("rerun", [True, False])
+    @pytest.mark.parametrize("returned_first", [True, False])
     @pytest.mark.parametrize("named", [True, False])
     @pytest.mark.parametrize("called", [True, False])
     @pytest.mark.parametrize("returned", [True, False])
-    def test_table(self, step, rerun, named, called, returned):
+    def test_table(self, step, returned_first, named, called, returned):
         module, reader = attached("head" if named else None)
         own = torch.zeros(5, 2)
         reader.expect(5)
         computed = module(X) if called else None
         output = {"loss": torch.zeros(()), "logits": own} if returned else torch.zeros(())
-        if returned and not (named or rerun or called):
-            with pytest.raises(RuntimeError, match=f"With manual optimization FairBatch cannot run `{step}`"):
-                reader.read(output, 5, step, can_rerun=rerun)
-            return
-        found = reader.read(output, 5, step, can_rerun=rerun)
-        takes_returned = returned and rerun and not named
-        if takes_returned:
+        found = reader.read(output, 5, step, returned_first=returned_first)
+        if returned and (not called or (returned_first and not named)):
             assert found is own
         elif called:
             assert torch.equal(found, computed)
         else:
             assert found is None
-        assert reader.training_step_returns == (takes_returned and step == "training_step")
+        assert not reader.training_step_returns  # whoever reads decides what follows from it
 
     @pytest.mark.parametrize("output", [None, torch.zeros(5, 2), {"loss": torch.zeros(())}, {"logits": torch.ones(4)}])
     def test_a_step_that_returns_something_else(self, output):
@@ -66,13 +61,12 @@ class TestPrecedence:
         assert torch.equal(reader.read(output, 5), computed)
         assert not reader.training_step_returns
 
-    def test_a_step_that_returned_logits_once_is_known_for_it(self):
+    def test_what_was_dropped_is_gone(self):
         module, reader = attached()
-        reader.read({"logits": torch.zeros(5, 2)}, 5)
-        reader.expect(5)
-        module(X)
-        reader.read(None, 5)
-        assert reader.training_step_returns
+        reader.expect(5, stop=True)
+        reader.drop()
+        module(X)  # the hook does nothing any more
+        assert reader.read(None, 5) is None
 
     @pytest.mark.parametrize("wrap", [lambda out: {"logits": out}, lambda out: SimpleNamespace(logits=out)])
     def test_the_hook_looks_into_what_the_module_gives(self, wrap):
@@ -151,11 +145,6 @@ class TestMessages:
         module, reader = attached()
         reader.expect(5)
         assert torch.equal(module(X), reader.require(None, 5))
-
-    def test_manual_optimization_names_the_callback_and_the_way_out(self):
-        _, reader = attached(who="Reweighing")
-        with pytest.raises(RuntimeError, match=r'With manual optimization Reweighing .*: Reweighing\(logits="net"\)'):
-            reader.read({"logits": torch.zeros(5, 2)}, 5, can_rerun=False)
 
     def test_submodules_that_there_are_instead(self):
         with pytest.raises(ValueError, match=r"a submodule of Net but got 'body'. It has \['features', 'head'\]"):

@@ -53,14 +53,18 @@ class TestWorstCase:
         expected = 0.5 / 3 + 0.5 * 2 / 3 * worst_shares(torch.tensor([0.1, 0.7]).double(), 0.1)
         torch.testing.assert_close(state.shares[0, [0, 2]], expected)
 
-    def test_alpha_may_fall_to_an_end_and_is_at_most_1(self):
+    def test_alpha_may_fall_from_1_to_0(self):
         counts, signal = torch.tensor([[5, 5, 5]]), torch.tensor([[0.1, 0.2, 0.9]]).double()
-        rule = WorstCase(alpha=lambda update: (5.0, 0.5)[update], radius=0.1)
+        rule = WorstCase(alpha=lambda update: (1.0, 0.5, 0.0, 5.0)[update], radius=0.1)
         state = rule.update(counts, rule.start(counts), signal)
         worst = worst_shares(signal[0], 0.1)
         torch.testing.assert_close(state.shares[0], worst)
         again = rule.update(counts, state, signal.flip(1))
         torch.testing.assert_close(again.shares[0], (worst + worst.flip(0)) / 2)
+        third = rule.update(counts, again, signal)
+        assert torch.equal(third.shares, again.shares)
+        with pytest.raises(ValueError, match=r"from 0 to 1 but got 5.0 from the function for update 3"):
+            rule.update(counts, third, signal)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -69,7 +73,7 @@ class TestWorstCase:
             ({"radius": -1.0}, "`radius` to be a number above 0 but got -1.0"),
             ({"radius": math.nan}, "`radius` to be a number above 0 but got nan"),
             ({"radius": "0.5"}, "`radius` to be a number above 0 but got '0.5'"),
-            ({"alpha": 0}, "`alpha` to be a number above 0 but got 0"),
+            ({"alpha": -0.1}, "`alpha` to be a number from 0 to 1 but got -0.1"),
         ],
     )
     def test_bad_settings_are_refused(self, arguments, message):

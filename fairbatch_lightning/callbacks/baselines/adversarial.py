@@ -15,7 +15,7 @@ from fairbatch_lightning._support.rng import preserved_rng
 from fairbatch_lightning.callbacks.base import LoadedData
 from fairbatch_lightning.callbacks.baselines.base import ForCriterion
 from fairbatch_lightning.callbacks.baselines.loss_changing import LossChanging
-from fairbatch_lightning.rules.criteria import Criterion, DemographicParity, EqualOpportunity
+from fairbatch_lightning.rules.criteria import Criterion, DemographicParity
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -67,9 +67,7 @@ class AdversarialDebiasing(ForCriterion, LossChanging):
         """Begin with a new adversary, once the number of logits is known."""
         super().start(data)
         self.adversary = self._optimizer = self._seen = self._earlier = None
-        self._shape, self._only = data.index.shape, None
-        if isinstance(self.criterion, EqualOpportunity):
-            self._only = data.index.positive_row(self.criterion.positive_label)
+        self._shape, self._only = data.index.shape, self.only_row(data.index)
 
     def loss_term(self, logits: Tensor, losses: Tensor, cells: Tensor) -> Tensor:
         """Return the adversary's loss, negated; the adversary itself learns after the batch."""

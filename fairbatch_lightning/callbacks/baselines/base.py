@@ -6,7 +6,8 @@ from typing import Any
 
 from fairbatch_lightning._support.checks import chosen
 from fairbatch_lightning.callbacks.base import ChangesBatches
-from fairbatch_lightning.rules.criteria import CRITERIA, Criterion
+from fairbatch_lightning.cells.index import GroupIndex
+from fairbatch_lightning.rules.criteria import CRITERIA, Criterion, EqualOpportunity
 
 
 class ForCriterion(ChangesBatches):
@@ -26,3 +27,9 @@ class ForCriterion(ChangesBatches):
                 f"Expected argument `criterion` of {type(self).__name__} to be one of {list(CRITERIA)}, or an object of"
                 f" those with nothing but a `positive_label`, but got {self.criterion}."
             )
+
+    def only_row(self, index: GroupIndex) -> int | None:
+        """Return the row of the only label that it is about; None for all, whether or not there is a positive one."""
+        if isinstance(self.criterion, EqualOpportunity):
+            return index.positive_row(self.criterion.positive_label)
+        return None

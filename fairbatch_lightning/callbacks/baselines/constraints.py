@@ -13,7 +13,7 @@ from fairbatch_lightning.callbacks.baselines.base import ForCriterion
 from fairbatch_lightning.callbacks.baselines.loss_changing import LossChanging
 from fairbatch_lightning.cells.classes import is_binary
 from fairbatch_lightning.measure.per_sample import SampleLoss
-from fairbatch_lightning.rules.criteria import Criterion, DemographicParity, EqualOpportunity
+from fairbatch_lightning.rules.criteria import Criterion, DemographicParity
 
 
 def log_odds(logits: Tensor, classes: Tensor) -> Tensor:
@@ -69,9 +69,7 @@ class FairnessConstraints(ForCriterion, LossChanging):
     def start(self, data: LoadedData) -> None:
         """Know what the decisions are about: the positive label, or each sample's own."""
         super().start(data)
-        index, one = data.index, None
-        if isinstance(self.criterion, EqualOpportunity):
-            one = index.positive_row(self.criterion.positive_label)
+        index, one = data.index, self.only_row(data.index)
         self._decision = SampleLoss(index, self._loss, self.criterion.target(index))
         self._compared = range(index.shape[0]) if one is None else [one]
         self._num_groups = index.shape[1]

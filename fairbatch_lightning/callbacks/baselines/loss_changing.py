@@ -86,10 +86,6 @@ class LossChanging(ChangesBatches):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         self._in_training_batch = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the module."""
-        return {**super().__getstate__(), "_reader": LogitsReader(type(self).__name__, self._logits)}
-
     def _forget(self) -> None:
         super()._forget()
         self._reader, self._in_training_batch = LogitsReader(type(self).__name__, self._logits), False

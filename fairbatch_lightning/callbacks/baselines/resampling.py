@@ -9,7 +9,7 @@ import numpy as np
 from fairbatch_lightning.callbacks.baselines.base import ForCriterion
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.values import Array
-from fairbatch_lightning.rules.criteria import Criterion, DemographicParity, EqualOpportunity
+from fairbatch_lightning.rules.criteria import Criterion, DemographicParity
 
 
 class EqualSizes(ForCriterion):
@@ -36,9 +36,7 @@ class EqualSizes(ForCriterion):
             return even(groups, random, to_largest=self._to_largest)
         if self._across_labels:
             return even(index.cells, random, to_largest=self._to_largest)
-        only = None
-        if isinstance(self.criterion, EqualOpportunity):
-            only = index.positive_row(self.criterion.positive_label)
+        only = self.only_row(index)
         chosen = []
         for row in range(index.shape[0]):
             samples = np.flatnonzero(labels == row)

@@ -59,13 +59,16 @@ class SilentPass:
         """Return the losses of the cells over these samples (indices into the dataset)."""
         with preserved_rng(seed), evaluating(run.module, keep_metrics=needs_whole_step(run)), torch.no_grad():
             try:
-                return CellLosses.of(self._measure(run, samples, seed))
+                metric = self._measure(run, samples, seed)
             except RuntimeError as error:
                 if self._batches.batch_size <= run.loader.batch_size or not _out_of_memory(error):
                     raise
-            self._batch_size = run.loader.batch_size
-            self.close()
-            return CellLosses.of(self._measure(run, samples, seed))
+                metric = None
+            if metric is None:  # out here the error, and what it holds, is gone
+                self._batch_size = run.loader.batch_size
+                self.close()
+                metric = self._measure(run, samples, seed)
+            return CellLosses.of(metric)
 
     def close(self) -> None:
         """End worker processes."""
@@ -154,6 +157,9 @@ def logits_of(run: TrainingRun, batch: Any, number: int, batch_size: int) -> Ten
             output = step(*arguments)
     except ForwardDone:
         pass
+    except BaseException:
+        run.reader.drop()
+        raise
     return run.reader.require(output, batch_size)
 
 
