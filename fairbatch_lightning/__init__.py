@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fairbatch_lightning.measure.estimates.training_set import SampledEstimate as SampledEstimate
     from fairbatch_lightning.measure.estimates.validation import ValidationEstimate as ValidationEstimate
     from fairbatch_lightning.measure.group_loss import GroupLoss as GroupLoss
+    from fairbatch_lightning.rules.adaptive import Adaptive as Adaptive
+    from fairbatch_lightning.rules.base import Measurement as Measurement
     from fairbatch_lightning.rules.base import RuleState as RuleState
     from fairbatch_lightning.rules.base import UpdateRule as UpdateRule
     from fairbatch_lightning.rules.criteria import Criterion as Criterion
@@ -44,7 +46,8 @@ _NAMES_IN = {
     "measure.estimates.training_set": ("ExactEstimate", "SampledEstimate"),
     "measure.estimates.validation": ("ValidationEstimate",),
     "measure.group_loss": ("GroupLoss",),
-    "rules.base": ("RuleState", "UpdateRule"),
+    "rules.adaptive": ("Adaptive",),
+    "rules.base": ("Measurement", "RuleState", "UpdateRule"),
     "rules.criteria": ("Criterion", "DemographicParity", "EqualOpportunity", "EqualizedOdds"),
     "rules.importance": ("Importance", "LossRank"),
     "rules.signed_steps": ("SignedSteps",),

@@ -6,7 +6,7 @@ from helpers import Toy, ToyModule, loader, trainer
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from fairbatch_lightning import EqualizedOdds, FairSampler, GroupIndex, SignedSteps
+from fairbatch_lightning import EqualizedOdds, FairSampler, GroupIndex, Measurement, SignedSteps
 
 
 class ToyData(L.LightningDataModule):
@@ -49,7 +49,7 @@ def reference_run(num_epochs, alpha=0.05, num_labels=2):
         cells = torch.zeros(index.shape, dtype=torch.float64)
         cells.index_put_((dataset.targets, dataset.group_ids), per_sample.double(), accumulate=True)
         losses.append(cells / index.counts)
-        state = rule.update(index.counts, state, criterion.signal(losses[-1], index))
+        state = rule.update(state, Measurement(losses[-1], index.counts, index, criterion))
     return module, batches, losses, state.shares
 
 

@@ -59,11 +59,12 @@ from fairbatch_lightning.callbacks.baselines import (
 
 
 def new_fairbatch(criterion="equalized_odds", alpha=0.05, **arguments):
-    """Return the one line with a step that shows within a few epochs."""
+    """Return FairBatch with the paper's rule, and a step that shows within a few epochs."""
     return FairBatch(criterion, groups="group", **{"rule": SignedSteps(alpha=alpha), **arguments})
 
 
 CALLBACKS = {
+    "the bare line": lambda **settings: FairBatch("equalized_odds", groups="group", **settings),
     "online": new_fairbatch,
     "sampled": lambda **settings: new_fairbatch(estimate="sampled", **settings),
     "exact": lambda **settings: new_fairbatch(estimate="exact", **settings),

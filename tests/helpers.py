@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from fairbatch_lightning.cells.index import GroupIndex
+from fairbatch_lightning import EqualizedOdds, GroupIndex, Measurement
 
 GROUPS = ("a", "b", "c")
 
@@ -87,9 +87,16 @@ class FollowedRule:
     def shares(self):
         return self.state.shares.clone()
 
-    def update(self, signal):
-        self.state = self.rule.update(self.counts, self.state, signal)
-        return self.rule.gaps(signal)
+    def update(self, losses, criterion=None, **more):
+        measured = measurement(losses, self.counts, criterion, **more)
+        self.state = self.rule.update(self.state, measured)
+        return self.rule.gaps(measured)
+
+
+def measurement(losses, counts, criterion=None, samples=None, passed=0.01):
+    """Return what an update sees if the cells have these losses; for equalized odds, which takes them as they are."""
+    samples = counts if samples is None else samples
+    return Measurement(losses, samples, index_of_counts(counts), criterion or EqualizedOdds(), passed)
 
 
 def index_of_counts(counts):

@@ -149,7 +149,7 @@ def test_all_but_the_callbacks_works_without_lightning():
             importlib.import_module(module)
 
         import torch
-        from fairbatch_lightning import EqualizedOdds, FairSampler, GroupLoss, SignedSteps
+        from fairbatch_lightning import EqualizedOdds, FairSampler, GroupLoss, Measurement, SignedSteps
         from fairbatch_lightning.fairness import EqualizedOddsDisparity
 
         labels, groups = torch.arange(40) % 2, torch.arange(40) // 2 % 2
@@ -157,8 +157,8 @@ def test_all_but_the_callbacks_works_without_lightning():
         state = rule.start(sampler.index.counts)
         for batch in sampler.batches():
             metric.update(groups[batch].float(), labels[batch], groups[batch])
-        signal = EqualizedOdds().compared(metric.compute(), sampler.index)
-        state = rule.update(sampler.index.counts, state, signal)
+        measured = Measurement(metric.compute(), metric.counts, sampler.index, EqualizedOdds())
+        state = rule.update(state, measured)
         sampler.shares = state.shares
         assert state.shares.tolist() != [[0.5, 0.5], [0.5, 0.5]]
         disparity = EqualizedOddsDisparity(2, 2)

@@ -15,6 +15,7 @@ from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.sampler import FairSampler
 from fairbatch_lightning.callbacks.base import ChangesBatches, LoadedData
 from fairbatch_lightning.callbacks.fit import FairFit
+from fairbatch_lightning.callbacks.length import batches_done
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.lookup import Source
 from fairbatch_lightning.measure.estimates.base import Estimate, TrainingRun
@@ -27,6 +28,7 @@ from fairbatch_lightning.reports.curves import over_time
 from fairbatch_lightning.reports.figures import shares_figure
 from fairbatch_lightning.reports.log_format import share_values, update_values
 from fairbatch_lightning.reports.loggers import log_at_once, log_figure, show
+from fairbatch_lightning.rules.adaptive import Adaptive
 from fairbatch_lightning.rules.base import UpdateRule
 from fairbatch_lightning.rules.criteria import CRITERIA, Criterion, compared_rows
 from fairbatch_lightning.rules.history import UpdateRecord
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from matplotlib.figure import Figure
 
-RULES: dict[str, type[UpdateRule]] = {"paper": SignedSteps}
+RULES: dict[str, type[UpdateRule]] = {"adaptive": Adaptive, "paper": SignedSteps}
 ESTIMATES: dict[str, type[Estimate]] = {
     "online": OnlineEstimate,
     "sampled": SampledEstimate,
@@ -90,9 +92,9 @@ class FairBatch(ChangesBatches):
         groups: Source = None,
         *,
         labels: Source = None,
-        rule: str | UpdateRule = "paper",
-        estimate: str | Estimate = "online",
-        update_every: int | str = "epoch",
+        rule: str | UpdateRule = "adaptive",
+        estimate: str | Estimate | None = None,
+        update_every: int | str = "auto",
         importance: str | Importance | None = None,
         loss: Literal["error"] | PerSampleLoss | None = None,
         logits: str | None = None,
@@ -102,9 +104,10 @@ class FairBatch(ChangesBatches):
         super().__init__(groups, labels=labels, loader=loader, seed=seed)
         self._criterion = chosen("criterion", criterion, CRITERIA, Criterion)
         self._rule = chosen("rule", rule, RULES, UpdateRule)
-        self._estimate = chosen("estimate", estimate, ESTIMATES, Estimate)
+        by_default = "exact" if rule == "paper" else "online"
+        self._estimate = chosen("estimate", by_default if estimate is None else estimate, ESTIMATES, Estimate)
         self._importance = None if importance is None else chosen("importance", importance, IMPORTANCES, Importance)
-        self._loss = resolve_loss(loss)
+        self._loss = resolve_loss(loss, self._rule.loss)
         self._importance_loss = resolve_loss(None if loss == "error" else loss)  # errors alone tell too little
         self._reader = LogitsReader("FairBatch", logits)
         self._logits, self._update_every = logits, update_every
@@ -112,16 +115,17 @@ class FairBatch(ChangesBatches):
         self._fit: FairFit | None = None
 
     def _check_update_every(self) -> None:
-        if self._update_every == "epoch":
+        if self._update_every in ("auto", "epoch"):
             return
         every: object = self._update_every
         if isinstance(every, bool) or not isinstance(every, Integral) or every < 1:
             raise ValueError(
-                f'Expected argument `update_every` to be "epoch" or a positive number of batches but got {every!r}.'
+                'Expected argument `update_every` to be "auto", "epoch" or a positive number of batches but got'
+                f" {every!r}."
             )
         if self._estimate.watches_validation:
             raise ValueError(
-                'Expected argument `update_every` to be "epoch" with estimate="validation", which updates the shares'
+                'Expected argument `update_every` to be "auto" with estimate="validation", which updates the shares'
                 f" after every validation, but got {self._update_every!r}. Use Trainer(val_check_interval=...)."
             )
 
@@ -166,6 +170,7 @@ class FairBatch(ChangesBatches):
             labels=self._labels,
             groups=self._groups,
             compared=compared_rows(self._criterion, data.index),
+            starves_cells=self._rule.starves_cells,
             **processes_of(data.trainer),
         )
         estimate = copy.deepcopy(self._estimate)
@@ -198,8 +203,9 @@ class FairBatch(ChangesBatches):
         fit, sampler = self._live()
         if not fit.history:
             log_at_once(trainer, share_values(fit.state.shares, fit.run.index))
+            fit.look_ahead(sampler)
         fit.estimate.check(fit.run)
-        if (epoch := fit.missed_epoch()) is None:
+        if (epoch := fit.missed_epoch(updates_within=self._updates_within_epochs)) is None:
             return
         if self._updates_after_epochs:
             log_at_once(trainer, update_values(fit.update(sampler, epoch), fit.run.index))
@@ -223,8 +229,7 @@ class FairBatch(ChangesBatches):
         if self._batches is None:
             return
         self._live()[0].after_batch(self._batches.take(), outputs)
-        every = self._update_every
-        if every != "epoch" and (trainer.fit_loop.total_batch_idx + 1) % int(every) == 0:
+        if self._is_due(trainer, batch_idx):
             self._update(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -256,8 +261,10 @@ class FairBatch(ChangesBatches):
             self._update(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show in TensorBoard what happened."""
+        """Say what should be known about the result, and show in TensorBoard what happened."""
         if self.history:
+            if self._fit is not None and (remark := self._fit.remark()):
+                warn(remark)
             log_figure(trainer, "fairbatch", self.plot)
 
     def _forget(self) -> None:
@@ -275,7 +282,19 @@ class FairBatch(ChangesBatches):
 
     @property
     def _updates_after_epochs(self) -> bool:
-        return self._update_every == "epoch" and not self._estimate.watches_validation
+        return self._update_every in ("auto", "epoch") and not self._estimate.watches_validation
+
+    @property
+    def _updates_within_epochs(self) -> bool:
+        """Whether there may be updates before an epoch's end: where they are worth it, and cost no evaluation."""
+        costs_nothing = self._estimate.watches_training and self._importance is None
+        return self._update_every == "auto" and costs_nothing and self._rule.updates > 0
+
+    def _is_due(self, trainer: Trainer, batch_idx: int) -> bool:
+        if isinstance(self._update_every, str):
+            left = trainer.num_training_batches - (batch_idx + 1)
+            return self._updates_within_epochs and self._live()[0].is_due(left)
+        return batches_done(trainer) % self._update_every == 0
 
     def _validating(self, trainer: Trainer) -> FairFit | None:
         """Return the fit whose validation is going on, if it is one."""

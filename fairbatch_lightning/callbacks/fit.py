@@ -6,6 +6,7 @@ Here the loop closes: measured losses go to the criterion, its signal to the rul
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.sampler import Drawn, FairSampler
+from fairbatch_lightning.callbacks.length import batches_done, expected_batches
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun
 from fairbatch_lightning.measure.estimates.silent_pass import check_can_evaluate
 from fairbatch_lightning.measure.logits import returned_logits
 from fairbatch_lightning.measure.per_sample import PerSampleLoss
 from fairbatch_lightning.measure.sample_losses import LossOfEverySample
-from fairbatch_lightning.rules.base import UpdateRule
+from fairbatch_lightning.rules.base import Measurement, UpdateRule
 from fairbatch_lightning.rules.criteria import Criterion
 from fairbatch_lightning.rules.history import UpdateRecord
 from fairbatch_lightning.rules.importance import Importance
@@ -52,6 +54,8 @@ class FairFit:
         self._start_importance()
         self.state = rule.start(run.index.counts)
         self.history: list[UpdateRecord] = []
+        self._recent: CellLosses | None = None
+        self._updated_at, self._length = 0, math.inf  # in batches
         self._logits_seen = False
         self._resumed_epoch: int | None = None
         self._warned: set[str] = set()
@@ -130,6 +134,20 @@ class FairFit:
             self.run.add_losses(self.run.new_metric(), logits.detach(), batch.cells)
         self._logits_seen = True
 
+    def is_due(self, batches_left: float) -> bool:
+        """Return whether it is time for one of the updates that the rule wants to have within epochs.
+
+        Args:
+            batches_left: How many batches of the epoch there still are; there is an update after the last in any case.
+        """
+        between = max(1, round(self._length / self._rule.updates))
+        return batches_left >= between / 2 and batches_done(self.run.trainer) - self._updated_at >= between
+
+    def look_ahead(self, sampler: FairSampler) -> float:
+        """Find out how long the whole training is; return which part of it has passed since the last update."""
+        self._length = expected_batches(self.run.trainer, self.run.module, sampler.num_batches)
+        return (batches_done(self.run.trainer) - self._updated_at) / self._length
+
     @torch.inference_mode(False)
     def update(self, sampler: FairSampler, epoch: int | None = None) -> UpdateRecord:
         """Measure the cells' losses, shift the shares, draw by them, and write it down.
@@ -139,20 +157,37 @@ class FairFit:
             epoch: The epoch that the update is of; default: the current one.
         """
         trainer, index, before = self.run.trainer, self.run.index, self.state
-        losses = self._checked(self.estimate.measure(self.run, before.updates, uniform=not sampler.weighted))
-        signal = self._criterion.compared(losses, index)
-        self.state = replace(self._rule.update(index.counts, before, signal), updates=before.updates + 1)
+        measured = self._measure(sampler)
+        self.state = replace(self._rule.update(before, measured), updates=before.updates + 1)
         sampler.shares = self.state.shares
         if self._importance is not None and self._sample_losses is not None:
             sampler.weights = self._importance.weights(self._sample_losses.known(), index, before.updates)
         epoch = trainer.current_epoch if epoch is None else epoch
-        gaps = self._rule.gaps(signal)
-        record = UpdateRecord(epoch, trainer.global_step, losses, gaps, before.shares, self.state.shares)
+        gaps, unit = self._rule.gaps(measured), "error" if self.run.sample_loss.is_error else "loss"
+        record = UpdateRecord(epoch, trainer.global_step, measured.losses, gaps, before.shares, self.state.shares, unit)
         self.history.append(record)
         return record
 
-    def _checked(self, measured: CellLosses) -> Tensor:
-        """Return the mean losses `(Y, Z)`; say once if some are not finite."""
+    def _measure(self, sampler: FairSampler) -> Measurement:
+        """Return what is known of the cells now."""
+        passed = self.look_ahead(sampler)
+        self._updated_at = batches_done(self.run.trainer)
+        now = self.estimate.measure(self.run, self.state.updates, uniform=not sampler.weighted)
+        self._say_what_is_broken(now)
+        if self._rule.window:
+            if self._recent is not None:
+                now = now.together_with(self._recent, kept=math.exp(-passed / self._rule.window))
+            self._recent = now
+        return Measurement(now.means, now.counts, self.run.index, self._criterion, passed)
+
+    def remark(self) -> str | None:
+        """Return what a user should know at the end of training, if anything."""
+        if self._recent is None:
+            return None
+        return self._rule.remark(self.state, Measurement(*self._recent, self.run.index, self._criterion))
+
+    def _say_what_is_broken(self, measured: CellLosses) -> None:
+        """Say once if some losses are not finite."""
         broken = self.run.index.cell_names((measured.counts > 0) & ~measured.means.isfinite())
         if broken and broken not in self._warned:
             self._warned.add(broken)
@@ -160,9 +195,8 @@ class FairFit:
                 f"The loss is NaN or infinite in the cells {broken}. They take no part in an"
                 " update until it is finite again. Look for bad samples there, or for diverging training."
             )
-        return measured.means
 
-    def missed_epoch(self) -> int | None:
+    def missed_epoch(self, *, updates_within: bool) -> int | None:
         """Return the epoch whose update was not made, if any, when a run is resumed.
 
         Lightning resumes from a checkpoint of an epoch's last batch at the next epoch, without the end of this one.
@@ -170,6 +204,8 @@ class FairFit:
         epoch = self._resumed_epoch
         if epoch is None or epoch >= self.run.trainer.current_epoch:
             return None
+        if updates_within:
+            return epoch if self._updated_at < batches_done(self.run.trainer) else None
         return None if any(record.epoch == epoch for record in self.history) else epoch
 
     def state_dict(self, epoch: int, *, alone: bool) -> dict[str, Any]:
@@ -178,6 +214,9 @@ class FairFit:
         return {
             "epoch": epoch,
             "rule": self.state.state_dict(),
+            "recent": None if self._recent is None else list(self._recent),
+            "updated_at": self._updated_at,
+            "length": self._length,
             "step_returns_logits": self.run.reader.training_step_returns,
             "estimate": self.estimate.state_dict(self.run, alone=alone),
             "importance": None if losses is None else losses.state_dict(alone=alone),
@@ -187,6 +226,8 @@ class FairFit:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, on the same training data."""
         self.state = self.state.load(state["rule"])
+        self._recent = CellLosses(*state["recent"]) if state["recent"] else None
+        self._updated_at, self._length = state["updated_at"], state["length"]
         self.run.reader.training_step_returns |= state["step_returns_logits"]
         self.estimate.load_state_dict(self.run, state["estimate"])
         if self._sample_losses is not None and state["importance"]:

@@ -24,18 +24,19 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def error(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return 1 for every wrong prediction and 0 for every right one: the loss of the paper's theory.
+    """Return 1 for every wrong prediction and 0 for every right one, NaN where there is none: the loss of the theory.
 
-    >>> error(torch.tensor([2.0, -1.0, 3.0]), torch.tensor([1, 1, 0]))
-    tensor([0., 1., 1.])
+    >>> error(torch.tensor([2.0, -1.0, 3.0, torch.nan]), torch.tensor([1, 1, 0, 1]))
+    tensor([0., 1., 1., nan])
     """
-    return (predicted(logits) != labels).to(logits.dtype)
+    wrong = (predicted(logits) != labels).to(logits.dtype)
+    return wrong.masked_fill(logits.reshape(len(logits), -1).isnan().any(1), torch.nan)
 
 
-def resolve_loss(loss: PerSampleLoss | str | None) -> PerSampleLoss:
-    """Return the loss that the user means: None for cross-entropy, "error" for the 0/1 loss, or a callable."""
+def resolve_loss(loss: PerSampleLoss | str | None, default: PerSampleLoss = cross_entropy) -> PerSampleLoss:
+    """Return the loss that the user means: None for the default, "error" for the 0/1 loss, or a callable."""
     if loss is None:
-        return cross_entropy
+        return default
     if loss == "error":
         return error
     if not callable(loss):
@@ -57,6 +58,11 @@ class SampleLoss:
     def __init__(self, index: GroupIndex, loss: PerSampleLoss, target: int | None) -> None:
         self._index, self._loss, self._target = index, loss, target
         self._classes: dict[tuple[int, torch.device], Tensor] = {}
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it is 1 for wrong predictions and 0 for right ones."""
+        return self._loss is error
 
     def __call__(self, logits: Tensor, cells: Tensor) -> Tensor:
         """Return the losses `(B,)` of samples with the given logits and cells' numbers `(B,)`."""

@@ -24,6 +24,7 @@ class SharesOverTime:
         shares: At the start and after every update, `(T + 1, Y, Z)`; NaN where they are not known.
         losses: The cells' losses that the updates saw, `(T, Y, Z)`.
         gaps: How unequal the labels' groups were, `(T, Y)`; NaN for labels that were not compared.
+        unit: What the losses are: "error" or "loss".
     """
 
     label_names: Sequence[str]
@@ -31,6 +32,7 @@ class SharesOverTime:
     shares: Tensor
     losses: Tensor
     gaps: Tensor
+    unit: str = "loss"
 
 
 def over_time(history: Sequence[UpdateRecord], index: GroupIndex) -> SharesOverTime:
@@ -41,6 +43,7 @@ def over_time(history: Sequence[UpdateRecord], index: GroupIndex) -> SharesOverT
         shares=torch.stack([history[0].shares_before, *(record.shares_after for record in history)]),
         losses=torch.stack([record.losses for record in history]),
         gaps=torch.stack([record.gaps for record in history]),
+        unit=history[-1].unit,
     )
 
 

@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_WORDS = {
+    "loss": ("losses", "mean loss", "difference of loss"),
+    "error": ("errors", "rate of wrong predictions", "from the rate of all groups"),
+}
 MANY_LABELS = 12
 """Of more labels than this a picture shows those with the largest gaps, and matrices no numbers."""
 
 
 def shares_figure(over_time: SharesOverTime) -> Figure:
-    """Draw the share and loss of every cell and the gap of every label over the updates."""
+    """Draw the share and loss, or error rate, of every cell and the gap of every label over the updates."""
+    losses, loss, difference = _WORDS[over_time.unit]
     groups = over_time.group_names
     largest = over_time.gaps.nan_to_num(0).amax(0).argsort(descending=True, stable=True)[:MANY_LABELS]
     labels = {label: over_time.label_names[label] for label in sorted(largest.tolist())}
@@ -37,12 +42,12 @@ def shares_figure(over_time: SharesOverTime) -> Figure:
         panel.set(title=shown(f"shares of label {name}"), ylabel="part of the label's draws", ylim=(0, None))
         panel = rows[1][place]
         _draw_lines(panel, _named(groups, over_time.losses[:, label]), first=1)
-        panel.set(title=shown(f"losses of label {name}"), ylabel="mean loss", ylim=(0, None))
+        panel.set(title=shown(f"{losses} of label {name}"), ylabel=loss, ylim=(0, None))
     gaps, legend = rows[2][0], rows[2][1]
     names = [f"label {name}" for name in labels.values()]
     _draw_lines(gaps, _named(names, over_time.gaps[:, list(labels)]), first=1)
     some = f", {len(labels)} of {len(over_time.label_names)} labels" if len(labels) < len(over_time.label_names) else ""
-    gaps.set(title=f"gap between groups{some}", ylabel="difference of loss", ylim=(0, None))
+    gaps.set(title=f"gap between groups{some}", ylabel=difference, ylim=(0, None))
     gaps.legend(frameon=False)
     _legend(legend, rows[0][0], "group")
     _finish(rows, xlabel="update")

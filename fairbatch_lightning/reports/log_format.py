@@ -50,9 +50,9 @@ def share_values(shares: Tensor, index: GroupIndex) -> dict[str, float]:
 
 
 def update_values(record: UpdateRecord, index: GroupIndex) -> dict[str, float]:
-    """Return the largest gap, the new shares, the losses and the gaps of an update, by name."""
+    """Return the largest gap, the new shares, the losses or error rates and the gaps of an update, by name."""
     values = {GAP_MAX: record.gap_max, **share_values(record.shares_after, index)}
-    values |= _cell_values("loss", record.losses, index)
+    values |= _cell_values(record.unit, record.losses, index)
     for label, gap in zip(index.label_names, record.gaps.tolist(), strict=True):
         if not math.isnan(gap):
             values[log_name(FAIRBATCH, "gap", label)] = gap
@@ -173,6 +173,7 @@ def _shares(rows: list[_Row]) -> SharesOverTime | None:
     if not cells:
         return None
     labels, groups = _in_order(cell[0] for cell in cells), _in_order(cell[1] for cell in cells)
+    unit = "error" if any(key[:2] == (FAIRBATCH, "error") for row in updates for key in row) else "loss"
     others = (row for row in rows if _GAP_MAX not in row)
     start: _Row = next((row for row in others if any(key[:2] == (FAIRBATCH, "share") for key in row)), {})
 
@@ -183,8 +184,9 @@ def _shares(rows: list[_Row]) -> SharesOverTime | None:
         labels,
         groups,
         shares=torch.tensor([matrix("share", row) for row in (start, *updates)]),
-        losses=torch.tensor([matrix("loss", row) for row in updates]),
+        losses=torch.tensor([matrix(unit, row) for row in updates]),
         gaps=torch.tensor([[row.get((FAIRBATCH, "gap", y), math.nan) for y in labels] for row in updates]),
+        unit=unit,
     )
 
 

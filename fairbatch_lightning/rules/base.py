@@ -1,17 +1,65 @@
-"""What a rule is: a function from counts, what it remembers, and a signal to new shares."""
+"""What a rule is: a function from what it remembers and what was measured to new shares."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairbatch_lightning.cells.index import natural_shares
-from fairbatch_lightning.rules.criteria import Compare, row_gaps
+from fairbatch_lightning.cells.index import GroupIndex, natural_shares
+from fairbatch_lightning.measure.per_sample import cross_entropy
+from fairbatch_lightning.rules.criteria import Compare, Criterion, row_gaps
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What an update is based on.
+
+    Args:
+        losses: The mean loss of every cell, `(Y, Z)`; NaN where it is not known.
+        samples: How many samples each of them is the mean of, `(Y, Z)`.
+        index: The cells of the training data.
+        criterion: What must become equal.
+        passed: The part of the whole training that has passed since the last update, from 0 to 1.
+    """
+
+    losses: Tensor
+    samples: Tensor
+    index: GroupIndex
+    criterion: Criterion
+    passed: float = 0.0
+
+    @property
+    def counts(self) -> Tensor:
+        """How many training samples each cell has, `(Y, Z)`."""
+        return self.index.counts
+
+    @cached_property
+    def signal(self) -> Tensor:
+        """How much each cell needs more share, `(Y, Z)`; NaN for cells that take no part."""
+        return self.criterion.compared(_precise(self.losses), self.index)
+
+    @cached_property
+    def differences(self) -> Tensor:
+        """How far each cell is from all groups together, `(Y, Z)`: with errors for losses, the rates that are reported.
+
+        Positive where the cell needs more share; NaN for cells that take no part.
+        """
+        return self.criterion.differences(_precise(self.losses), self.index)
+
+    @cached_property
+    def support(self) -> Tensor:
+        """How many samples each of the `differences` rests on, `(Y, Z)`."""
+        return self.criterion.support(_precise(self.samples), self.index)
+
+
+def _precise(values: Tensor) -> Tensor:
+    return values.detach().to("cpu", torch.float64)
 
 
 @dataclass(frozen=True)
@@ -37,13 +85,13 @@ class RuleState:
         return {"shares": self.shares.clone(), "updates": self.updates, "memory": dict(self.memory)}
 
     def load(self, state: Mapping[str, Any]) -> RuleState:
-        """Return the state that was saved, if it is for the cells that this one is for."""
+        """Return the state that was saved, perhaps by another rule, if it is for the cells that this one is for."""
         if state["shares"].shape != self.shares.shape:
             raise ValueError(
                 f"Expected saved shares of shape {tuple(self.shares.shape)} (labels, groups) but got"
                 f" {tuple(state['shares'].shape)}: the training data has other labels or groups than when it was saved."
             )
-        return RuleState(state["shares"].clone(), int(state["updates"]), dict(state["memory"]))
+        return RuleState(state["shares"].clone(), int(state["updates"]), {**self.memory, **state["memory"]})
 
 
 class UpdateRule(ABC):
@@ -52,35 +100,49 @@ class UpdateRule(ABC):
     A rule is a function and keeps nothing itself: what it has to remember goes into the state that it returns. Empty
     cells have share 0 for good, and every row sums to 1.
 
+    >>> from fairbatch_lightning import EqualizedOdds
     >>> class HalfWay(UpdateRule):
     ...     '''Goes half of the way to shares that are proportional to the signal.'''
-    ...     def update(self, counts, state, signal):
-    ...         wanted = signal.nan_to_num(0)
+    ...     def update(self, state, measured):
+    ...         wanted = measured.signal.nan_to_num(0)
     ...         wanted = wanted / wanted.sum(1, keepdim=True)
     ...         return state.after((state.shares + wanted) / 2)
-    >>> rule, counts = HalfWay(), torch.tensor([[30, 10], [20, 20]])
-    >>> rule.update(counts, rule.start(counts), torch.tensor([[0.2, 0.6], [0.3, 0.3]])).shares
+    >>> index = GroupIndex.from_values([0, 0, 0, 0, 1, 1], ["a", "a", "a", "b", "a", "b"])
+    >>> losses, samples = torch.tensor([[0.2, 0.6], [0.3, 0.3]]), index.counts
+    >>> rule = HalfWay()
+    >>> rule.update(rule.start(index.counts), Measurement(losses, samples, index, EqualizedOdds())).shares
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]], dtype=torch.float64)
     """
 
     compare: Compare = "row"
     """How groups are compared, for the gaps that are logged."""
+    loss = staticmethod(cross_entropy)
+    """What it wants to know of samples, unless FairBatch is told."""
+    window = 0.0
+    """Over which part of the training it wants losses averaged; 0: since the last update."""
+    updates = 0
+    """How many updates a training should have at least where measuring costs nothing; one follows each epoch anyway."""
+    starves_cells = True
+    """Whether a cell may be left with next to no share, so that training batches say nothing about it."""
 
     def start(self, counts: Tensor) -> RuleState:
         """Return where training begins, given the cells' samples `(Y, Z)`: at the data's own shares."""
         return RuleState(natural_shares(counts))
 
     @abstractmethod
-    def update(self, counts: Tensor, state: RuleState, signal: Tensor) -> RuleState:
+    def update(self, state: RuleState, measured: Measurement) -> RuleState:
         """Return the state after an update.
 
         Args:
-            counts: How many training samples each cell has, `(Y, Z)`.
             state: What was returned last.
-            signal: How much each cell needs more share, `(Y, Z)`; NaN for cells that take no part.
+            measured: What is known of the cells.
         """
 
-    def gaps(self, signal: Tensor) -> Tensor:
+    def gaps(self, measured: Measurement) -> Tensor:
         """Return how unequal the groups of every label are, `(Y,)`; NaN where there is nothing to compare."""
-        return row_gaps(signal.detach().to("cpu", torch.float64), self.compare)
+        return row_gaps(measured.signal, self.compare)
+
+    def remark(self, state: RuleState, measured: Measurement) -> str | None:
+        """Return what a user should know at the end of training, if anything, given the last state and measurement."""
+        return None

@@ -43,8 +43,24 @@ class Criterion(ABC):
 
     def compared(self, losses: Tensor, index: GroupIndex) -> Tensor:
         """Return the signal, NaN for cells that cannot be compared: too few samples, or a loss that is not finite."""
-        left_out = (index.counts < max(1, self.min_samples)) | ~losses.isfinite()
-        return self.signal(losses, index).masked_fill(left_out, torch.nan)
+        return self.signal(losses, index).masked_fill(self._left_out(losses, index), torch.nan)
+
+    def differences(self, losses: Tensor, index: GroupIndex) -> Tensor:
+        """Return how far each cell is from all groups together, `(Y, Z)`, positive where it needs more share.
+
+        With errors for losses, the largest of them in size is the disparity that is reported. Here it is the signal
+        minus the mean of its row, which counts every sample alike; NaN for cells that cannot be compared.
+        """
+        signal = self.compared(losses, index)
+        weights = index.counts.where(~signal.isnan(), 0)
+        return signal - (signal.nan_to_num(0) * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
+
+    def support(self, samples: Tensor, index: GroupIndex) -> Tensor:
+        """Return how many samples each of the `differences` rests on, `(Y, Z)`, given how many were seen of a cell."""
+        return samples
+
+    def _left_out(self, losses: Tensor, index: GroupIndex) -> Tensor:
+        return (index.counts < max(1, self.min_samples)) | ~losses.isfinite()
 
 
 @dataclass(frozen=True)
@@ -126,6 +142,25 @@ class DemographicParity(Criterion):
         """Return each cell's part in its group's mean loss, negated for every label but the positive."""
         part = losses * index.counts / index.counts.sum(0)
         return torch.where(_is_row(self.target(index), losses), part, -part)
+
+    def differences(self, losses: Tensor, index: GroupIndex) -> Tensor:
+        """Return how much each group's mean loss is above that of all, negated for every label but the positive.
+
+        With errors for losses: `P(yhat=1) - P(yhat=1 | z)`. A cell that cannot be compared counts like its label.
+        """
+        left_out = self._left_out(losses, index)
+        counts = index.counts.where(~left_out, 0)
+        sums = (losses.where(~left_out, 0) * counts).sum(1, keepdim=True)
+        losses = losses.where(~left_out, sums / counts.sum(1, keepdim=True)).nan_to_num(0)
+        sums = losses * index.counts
+        above = sums.sum(0, keepdim=True) / index.counts.sum(0) - sums.sum() / index.counts.sum()
+        return torch.where(_is_row(self.target(index), losses), above, -above).masked_fill(left_out, torch.nan)
+
+    def support(self, samples: Tensor, index: GroupIndex) -> Tensor:
+        """Return, for every group, as how many of its samples, drawn evenly, those that were seen are worth."""
+        parts = index.counts / index.counts.sum(0)
+        worth = 1 / (parts**2 / samples).where(parts > 0, 0).sum(0, keepdim=True)
+        return worth.expand(index.shape)
 
 
 CRITERIA: dict[str, type[Criterion]] = {

@@ -16,10 +16,11 @@ class UpdateRecord:
     Args:
         epoch: The epoch in which it happened.
         step: The Trainer's `global_step` at that time.
-        losses: Mean loss of every cell, `(Y, Z)`; NaN where there is no sample.
+        losses: Mean loss of every cell that the rule saw, `(Y, Z)`; NaN where there is no sample.
         gaps: How unequal each label's groups are, `(Y,)`; NaN for labels that the criterion does not compare.
         shares_before: The `(Y, Z)` shares that the losses were reached with.
         shares_after: The `(Y, Z)` shares from then on.
+        unit: What the losses are: "error" for rates of wrong predictions, otherwise "loss".
     """
 
     epoch: int
@@ -28,6 +29,7 @@ class UpdateRecord:
     gaps: Tensor
     shares_before: Tensor
     shares_after: Tensor
+    unit: str = "loss"
 
     @property
     def gap_max(self) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fairbatch_lightning._support.checks import check_number
 from fairbatch_lightning.cells.index import natural_shares
-from fairbatch_lightning.rules.base import RuleState, UpdateRule
+from fairbatch_lightning.rules.base import Measurement, RuleState, UpdateRule
 from fairbatch_lightning.rules.criteria import Compare, check_compare
 
 Alpha = float | Callable[[int], float]
@@ -91,8 +91,10 @@ class SignedSteps(UpdateRule):
         pull: How strongly all shares are drawn back to those they started from: in every update by `pull * alpha` of
             the way. It keeps them from drifting where many are equally fair, and from going far; see "How it works".
 
-    >>> rule, counts = SignedSteps(alpha=0.1), torch.tensor([[30, 10], [20, 20]])
-    >>> rule.update(counts, rule.start(counts), torch.tensor([[0.2, 0.6], [0.3, 0.4]])).shares
+    >>> from fairbatch_lightning import EqualizedOdds, GroupIndex, Measurement
+    >>> index = GroupIndex.from_values([0, 0, 0, 0, 1, 1], ["a", "a", "a", "b", "a", "b"])
+    >>> losses, rule = torch.tensor([[0.2, 0.6], [0.3, 0.4]]), SignedSteps(alpha=0.1)
+    >>> rule.update(rule.start(index.counts), Measurement(losses, index.counts, index, EqualizedOdds())).shares
     tensor([[0.6500, 0.3500],
             [0.5000, 0.5000]], dtype=torch.float64)
     """
@@ -122,15 +124,14 @@ class SignedSteps(UpdateRule):
             )
         return RuleState(lift_to_floor(natural_shares(counts), counts > 0, self.min_share))
 
-    def update(self, counts: Tensor, state: RuleState, signal: Tensor) -> RuleState:
+    def update(self, state: RuleState, measured: Measurement) -> RuleState:
         """Shift the row with the largest gap, if that is above the tolerance, then pull."""
-        signal = signal.detach().to("cpu", torch.float64)
-        gaps, alpha, shares = self.gaps(signal), step_size(self.alpha, state.updates), state.shares.clone()
+        gaps, alpha, shares = self.gaps(measured), step_size(self.alpha, state.updates), state.shares.clone()
         worst = _last_argmax(gaps)
         if worst is not None and gaps[worst] > self.tolerance:
-            shares[worst] = shift_row(shares[worst], signal[worst], alpha, self.min_share, self.compare)
+            shares[worst] = shift_row(shares[worst], measured.signal[worst], alpha, self.min_share, self.compare)
         if self.pull:
-            shares = torch.lerp(shares, self.start(counts).shares, min(1.0, self.pull * alpha))
+            shares = torch.lerp(shares, self.start(measured.counts).shares, min(1.0, self.pull * alpha))
         return state.after(shares)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairbatch_lightning._support.checks import check_number
-from fairbatch_lightning.rules.base import RuleState, UpdateRule
+from fairbatch_lightning.rules.base import Measurement, RuleState, UpdateRule
 from fairbatch_lightning.rules.signed_steps import Alpha
 
 
@@ -66,13 +66,12 @@ class WorstCase(UpdateRule):
         present = (counts > 0).double()
         return RuleState(present / present.sum(1, keepdim=True))
 
-    def update(self, counts: Tensor, state: RuleState, signal: Tensor) -> RuleState:
+    def update(self, state: RuleState, measured: Measurement) -> RuleState:
         """Move all rows."""
-        signal = signal.detach().to("cpu", torch.float64)
         step = self.alpha(state.updates) if callable(self.alpha) else self.alpha
         check_number("alpha", step, 0, 1, origin=f" from the function for update {state.updates}")
         shares = state.shares.clone()
-        for row, values in enumerate(signal):
+        for row, values in enumerate(measured.signal):
             known = ~values.isnan()
             if known.any():
                 total = shares[row, known].sum()

@@ -119,7 +119,7 @@ def test_error_as_loss_counts_wrong_predictions():
 
 
 def test_demographic_parity_measures_against_the_positive_label():
-    callback = FairBatch(DemographicParity(positive_label=0), groups="group", estimate="exact")
+    callback = FairBatch(DemographicParity(positive_label=0), groups="group", rule="paper")
     module = fit(callback, max_epochs=1)
     dataset = Toy()
     with torch.no_grad():

@@ -41,7 +41,7 @@ def test_logs_are_written_as_training_goes_on(tmp_path):
             path = Path(run.logger.log_dir) / "metrics.csv"
             rows.append(path.read_text().count("\n") if path.exists() else 0)
 
-    run = trainer(FairBatch(groups="group"), Count(), logger=CSVLogger(tmp_path))
+    run = trainer(FairBatch(groups="group", update_every="epoch"), Count(), logger=CSVLogger(tmp_path))
     run.fit(ToyModule(), loader())
     assert rows == [2, 3, 4]  # a header, the shares at the start, and the updates
 

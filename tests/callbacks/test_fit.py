@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import Toy, ToyModule
+from helpers import Toy, ToyModule, measurement
 
 from fairbatch_lightning import (
     CellLosses,
@@ -70,7 +70,17 @@ def new_fit(estimate=None, importance=None, criterion=None, module=None, epoch=0
     """Return a fit without a Trainer, in an epoch of twelve batches of twenty."""
     module, reader = ToyModule() if module is None else module, LogitsReader("FairBatch")
     reader.attach(module)
-    trainer = SimpleNamespace(current_epoch=epoch, global_step=12 * (epoch + 1), strategy=None, world_size=1)
+    trainer = SimpleNamespace(
+        current_epoch=epoch,
+        global_step=12 * (epoch + 1),
+        strategy=None,
+        world_size=1,
+        callbacks=[],
+        max_epochs=10,
+        max_steps=-1,
+        num_training_batches=12,
+        fit_loop=SimpleNamespace(total_batch_idx=12 * (epoch + 1) - 1),
+    )
     loss = SampleLoss(INDEX, cross_entropy, None)
     run = TrainingRun(trainer, module, SimpleNamespace(batch_size=20), INDEX, loss, reader)
     rule, criterion = SignedSteps(alpha=0.05), EqualizedOdds() if criterion is None else criterion
@@ -104,7 +114,7 @@ class TestUpdate:
         before = rule.start(INDEX.counts)
         assert torch.equal(fit.state.shares, before.shares)
         record = fit.update(sampler)
-        expected = rule.update(INDEX.counts, before, LOSSES)
+        expected = rule.update(before, measurement(LOSSES, INDEX.counts))
         assert torch.equal(record.losses, LOSSES)
         torch.testing.assert_close(record.gaps, torch.tensor([0.4, 0.7]).double())
         assert torch.equal(record.shares_before, before.shares)
@@ -268,21 +278,24 @@ class TestGoingOn:
         assert np.isfinite(losses[:40]).all()
         assert np.isnan(losses[40:]).all()
 
-    def test_an_update_that_was_missed(self):
+    @pytest.mark.parametrize("within", [True, False])
+    def test_an_update_that_was_missed(self, within):
         """A checkpoint of an epoch's last batch is resumed at the next epoch, without the end of this one."""
         fit, sampler = new_fit(epoch=2), new_sampler()
-        assert fit.missed_epoch() is None
+        assert fit.missed_epoch(updates_within=within) is None
         state = fit.state_dict(2, alone=False)
         for now, missed in ((2, None), (3, 2)):
             resumed = new_fit(epoch=now)
+            resumed.run.trainer.fit_loop.total_batch_idx = 35  # of the first three epochs
             resumed.load_state_dict(state)
-            assert resumed.missed_epoch() == missed
+            assert resumed.missed_epoch(updates_within=within) == missed
         resumed.update(sampler, epoch=2)
-        assert resumed.missed_epoch() is None
+        assert resumed.missed_epoch(updates_within=within) is None
         fit.update(sampler)  # now it was made before the checkpoint
         resumed = new_fit(epoch=3)
+        resumed.run.trainer.fit_loop.total_batch_idx = 35
         resumed.load_state_dict(fit.state_dict(2, alone=False))
-        assert resumed.missed_epoch() is None
+        assert resumed.missed_epoch(updates_within=within) is None
 
     @pytest.mark.parametrize("same", [True, False])
     def test_reloaded_data(self, same):

@@ -26,17 +26,17 @@ def fit(callback, data, module=None, **kwargs):
         ({"criterion": ["equalized_odds"]}, "`criterion` to be one of"),
         ({"criterion": None}, "`criterion` to be one of .* or an object of Criterion but got None"),
         ({"criterion": EqualizedOdds}, "`criterion` to be one of .* but got <class"),
-        ({"rule": "fast"}, r"`rule` to be one of \['paper'\] or an object of UpdateRule but got 'fast'"),
+        ({"rule": "fast"}, r"`rule` to be one of \['adaptive', 'paper'\] or an object of UpdateRule but got 'fast'"),
         ({"rule": 0.05}, "`rule` to be one of .* but got 0.05"),
         ({"rule": None}, "`rule` to be one of .* but got None"),
         ({"loss": "mse"}, '`loss` to be None, "error" or a function'),
         ({"logits": torch.nn.Linear(2, 2)}, "`logits` to be the name of a submodule but got Linear"),
         ({"estimate": "fast"}, "`estimate` to be one of .* or an object of Estimate but got 'fast'"),
         ({"estimate": 3}, "`estimate` to be one of"),
-        ({"update_every": 0}, '`update_every` to be "epoch" or a positive number of batches but got 0'),
-        ({"update_every": 2.5}, '`update_every` to be "epoch" or a positive number of batches but got 2.5'),
-        ({"update_every": "step"}, '`update_every` to be "epoch" or a positive number'),
-        ({"update_every": 5, "estimate": "validation"}, '`update_every` to be "epoch" with estimate="validation"'),
+        ({"update_every": 0}, '`update_every` to be "auto", "epoch" or a positive number of batches but got 0'),
+        ({"update_every": 2.5}, '`update_every` to be "auto", "epoch" or a positive number of batches but got 2.5'),
+        ({"update_every": "step"}, '`update_every` to be "auto", "epoch" or a positive number'),
+        ({"update_every": 5, "estimate": "validation"}, '`update_every` to be "auto" with estimate="validation"'),
         ({"seed": -1}, "`seed` to be an integer of at least 0 but got -1"),
     ],
 )
@@ -244,7 +244,7 @@ def test_labels_whose_classes_are_known_are_taken(labels, num_classes, classes, 
     """Names for all classes, or numbers for some; the losses are those of the right classes."""
     dataset, module = Named(labels), ToyModule(num_classes, lr=0.0)
     dataset.numbers = torch.tensor(classes)[dataset.numbers]
-    callback = FairBatch(criterion, groups="group", estimate="exact")
+    callback = FairBatch(criterion, groups="group", rule="paper")
     fit(callback, loader(dataset), module, max_epochs=1)
     against = dataset.numbers if criterion != "demographic_parity" else torch.full((240,), classes[1])
     losses = functional.cross_entropy(module(dataset.x), against, reduction="none").detach().double()

@@ -121,7 +121,7 @@ def test_other_data_in_a_second_fit_of_a_trainer_is_refused_with_the_way_out():
 class Forgetful(UpdateRule):
     """Does not count its updates."""
 
-    def update(self, counts, state, signal):
+    def update(self, state, measured):
         return RuleState(state.shares)
 
 

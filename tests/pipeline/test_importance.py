@@ -45,7 +45,7 @@ class TestTraining:
     def test_estimates_are_not_misled(self, estimate):
         """The measured losses are the cells' means although samples with large losses are drawn more often."""
         dataset, module = Toy(), ToyModule(lr=0.0)
-        fairbatch = FairBatch(groups="group", importance="loss", estimate=estimate)
+        fairbatch = FairBatch(groups="group", rule="paper", importance="loss", estimate=estimate)
         trainer(fairbatch, max_epochs=3).fit(module, loader(dataset))
         losses = functional.cross_entropy(module(dataset.x), dataset.targets, reduction="none").detach()
         index = fairbatch.index

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_utilities.core.imports import RequirementCache
 from torch.utils.data import DataLoader
 
-from fairbatch_lightning import FairBatch, FairBatchWarning
+from fairbatch_lightning import Adaptive, FairBatch, FairBatchWarning
 
 EPOCHS, BATCHES = 4, 12
 HERE = Path(__file__).parent
@@ -70,7 +70,24 @@ def skip_old_lightning():
         pytest.skip(str(met))
 
 
+class Seldom(Adaptive):
+    """With few enough updates that several batches pass between them, of a number that divides no epoch."""
+
+    updates = 10
+
+
 SCENARIOS = {
+    "the bare line, epoch end": ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"rule": "adaptive"}, {}),
+    "the bare line, within epochs": ({"every_n_train_steps": 5}, {"rule": "adaptive"}, {}),
+    "adaptive, within epochs": ({"every_n_train_steps": 3}, {"rule": Seldom()}, {}),
+    "adaptive, last batch": ({"every_n_train_steps": BATCHES}, {"rule": Seldom()}, {}),
+    "adaptive, validation": (
+        {"every_n_epochs": 1, "save_on_train_epoch_end": False},
+        {"rule": Seldom(), "estimate": "validation"},
+        {"val_check_interval": 5},
+    ),
+    "adaptive, accumulation": ({"every_n_train_steps": 2}, {"rule": Seldom()}, {"accumulate_grad_batches": 3}),
+    "adaptive, an end in steps": ({"every_n_train_steps": 5}, {"rule": Seldom()}, {"max_steps": 38}),
     "epoch end": ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, {}, {}),
     "within epochs": ({"every_n_train_steps": 5}, {}, {}),
     "last batch of epochs": ({"every_n_train_steps": BATCHES}, {}, {}),
@@ -90,7 +107,7 @@ SCENARIOS = {
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_resume_from_every_checkpoint(scenario, num_workers, tmp_path):
     how, arguments, options = SCENARIOS[scenario]
-    if scenario in ("gradient accumulation", "shortened epochs"):
+    if scenario in ("gradient accumulation", "shortened epochs", "adaptive, accumulation"):
         skip_old_lightning()
     checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, **how)
     assert_resumable(checkpoint, tmp_path, num_workers, arguments, options)

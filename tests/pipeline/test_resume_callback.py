@@ -31,6 +31,6 @@ def test_checkpoints_with_and_without_the_callback(tmp_path):
     run = trainer(max_epochs=1)
     run.fit(ToyModule(), loader())
     run.save_checkpoint(tmp_path / "without.ckpt")
-    callback = FairBatch(groups="group")
+    callback = FairBatch(groups="group", rule="paper")
     resume(trainer(callback, max_epochs=2), ToyModule(), loader(), tmp_path / "without.ckpt")
     assert [record.epoch for record in callback.history] == [1]

@@ -16,7 +16,7 @@ from lightning_utilities.core.imports import RequirementCache
 from modules import Base, Binary, Inner, Returns, Two, Validated
 from torch.utils.data import DataLoader
 
-from fairbatch_lightning import FairBatchWarning, FairSampler
+from fairbatch_lightning import FairBatch, FairBatchWarning, FairSampler
 
 ESTIMATES = ["online", pytest.param("exact", marks=pytest.mark.slow)]
 
@@ -94,6 +94,29 @@ def test_scenario(name, estimate, plain_runs, tmp_path):
     assert not any(part._forward_hooks for part in module.modules())
     assert "dataloader" not in vars(run.fit_loop._data_source)
     assert not {"log", "log_dict"} & set(vars(module))
+
+
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if not name.startswith("update_every")])
+def test_scenario_with_the_bare_line(name, tmp_path):
+    """Nothing but the criterion and the groups: an update after every batch, as there are fewer than 200 of them."""
+    scenario = SCENARIOS[name]
+    if not (met := RequirementCache(scenario.needs)):
+        pytest.skip(str(met))
+    callback, module = FairBatch("equalized_odds", groups="group", **scenario.fairbatch), scenario.module()
+    data = scenario.data() if scenario.data else None
+    options = {"max_epochs": EPOCHS, "num_sanity_val_steps": 0, "default_root_dir": tmp_path, **scenario.trainer}
+    options = {key: value for key, value in options.items() if value is not None}
+    run = trainer(callback, *scenario.callbacks(), **{**options, **none_of(scenario.trainer)})
+    arguments = scenario.fit(data) if scenario.fit else {"train_dataloaders": data}
+    with pytest.warns(FairBatchWarning, match=scenario.warns) if scenario.warns else contextlib.nullcontext():
+        run.fit(module, **arguments)
+    module = getattr(module, "_orig_mod", module)
+    assert len(callback.history) == scenario.batches * scenario.epochs
+    every = dataclasses.replace(scenario, fairbatch={"update_every": 1})
+    ahead = 2 * 2 if "workers" in name else 0
+    assert module.batches[scenario.search :] == expected_batches(callback.history, every, ahead)
+    assert {record.unit for record in callback.history} == {"error"}
+    assert not torch.equal(callback.shares, callback.history[0].shares_before)
 
 
 WITH_OTHER_UPDATES = ["update_every", "update_every with workers", "val_check_interval", "fast_dev_run", "max_steps"]

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from fairbatch_lightning import (
+    Adaptive,
     DemographicParity,
     EqualizedOdds,
     EqualOpportunity,
@@ -59,6 +60,8 @@ FAIRBATCH = [  # an argument, what the file says, and what Python says
         SignedSteps(tolerance=math.inf, min_share=0.02, compare="all", pull=3),
     ),
     ("rule", made("SignedSteps", alpha="math.exp"), SignedSteps(math.exp)),
+    ("rule", "paper", "paper"),
+    ("rule", made("Adaptive", tolerance=0.05), Adaptive(0.05)),
     ("rule", made("WorstCase", radius=0.3, alpha=0.2), WorstCase(0.3, 0.2)),
     ("estimate", "exact", ExactEstimate()),
     ("estimate", made("OnlineEstimate", samples_per_cell=10, batch_size=5), OnlineEstimate(10, 5)),
@@ -70,9 +73,9 @@ FAIRBATCH = [  # an argument, what the file says, and what Python says
         ValidationEstimate(1, labels="y", groups=["race"]),
     ),
     ("update_every", 32, 32),
+    ("update_every", "epoch", "epoch"),
     ("importance", "loss", LossRank()),
     ("importance", made("LossRank", pressure=10, decay=0.98), LossRank(10, 0.98)),
-    ("loss", "error", "error"),
     ("loss", "torch.nn.functional.cross_entropy", functional.cross_entropy),
     ("logits", "net", "net"),
     ("loader", "labelled", "labelled"),

@@ -98,7 +98,7 @@ def test_log_is_read_back_as_it_was(runs):
 def test_what_was_not_logged_is_missing(runs, tmp_path):
     folder, *_ = runs
     assert read_run("plain", folder / "plain" / "metrics.csv").shares is None
-    only = fit_with_log(tmp_path, "only", FairBatch(groups="group"), test=False)
+    only = fit_with_log(tmp_path, "only", FairBatch(groups="group", update_every="epoch"), test=False)
     run = read_run("only", only / "metrics.csv")
     assert run.shares.shares.shape == (4, 2, 3)
     assert not run.audits

@@ -5,17 +5,20 @@ import io
 
 import pytest
 import torch
+from helpers import measurement
 
-from fairbatch_lightning import RuleState, SignedSteps, UpdateRule, WorstCase
+from fairbatch_lightning import Adaptive, RuleState, SignedSteps, UpdateRule, WorstCase
 
 COUNTS = torch.tensor([[30, 10, 5], [20, 20, 0]])
 SIGNAL = torch.tensor([[0.2, 0.6, 0.4], [0.5, 0.1, torch.nan]], dtype=torch.float64)
+MEASURED = measurement(SIGNAL, COUNTS)
 
 
 class Momentum(UpdateRule):
     """Remembers the last signal."""
 
-    def update(self, counts, state, signal):
+    def update(self, state, measured):
+        signal = measured.signal
         last = state.memory.get("last", torch.zeros_like(signal))
         wanted = (signal + last).nan_to_num(0)
         return state.after((state.shares + wanted / wanted.sum(1, keepdim=True)) / 2, last=signal.nan_to_num(0))
@@ -26,6 +29,8 @@ RULES = {
     "pulled": SignedSteps(alpha=0.1, pull=2.0, min_share=0.05),
     "neighbours": SignedSteps(alpha=lambda update: 0.1 / (update + 1), compare="neighbours"),
     "worst case": WorstCase(alpha=0.3),
+    "adaptive": Adaptive(),
+    "adaptive, tolerant": Adaptive(tolerance=0.05),
     "with a memory": Momentum(),
 }
 
@@ -51,23 +56,24 @@ def assert_same(one, other):
 class TestEveryRule:
     def test_an_update_changes_nothing_that_it_is_given(self, rule):
         counts, signal = COUNTS.clone(), SIGNAL.clone()
-        state = rule.update(counts, rule.start(counts), signal)
+        measured = measurement(signal, counts)
+        state = rule.update(rule.start(counts), measured)
         before = copied(state)
-        after = rule.update(counts, state, signal)
+        after = rule.update(state, measured)
         assert not torch.equal(after.shares, before.shares)
         assert_same(state, before)
         assert torch.equal(counts, COUNTS)
         assert torch.equal(signal.nan_to_num(-1), SIGNAL.nan_to_num(-1))
 
     def test_the_same_state_and_signal_give_the_same_shares(self, rule):
-        state = rule.update(COUNTS, rule.start(COUNTS), SIGNAL)
-        assert_same(rule.update(COUNTS, state, SIGNAL), rule.update(COUNTS, state, SIGNAL))
+        state = rule.update(rule.start(COUNTS), MEASURED)
+        assert_same(rule.update(state, MEASURED), rule.update(state, MEASURED))
 
     def test_updates_are_counted(self, rule):
         state = rule.start(COUNTS)
         assert state.updates == 0
         for number in range(1, 4):
-            state = rule.update(COUNTS, state, SIGNAL)
+            state = rule.update(state, MEASURED)
             assert state.updates == number
 
     def test_shares_of_empty_cells_stay_0_and_rows_sum_to_1(self, rule):
@@ -75,13 +81,13 @@ class TestEveryRule:
         for _ in range(5):
             assert state.shares[1, 2] == 0
             torch.testing.assert_close(state.shares.sum(1), torch.ones(2).double())
-            state = rule.update(COUNTS, state, SIGNAL)
+            state = rule.update(state, MEASURED)
 
     def test_a_saved_state_goes_on_as_if_nothing_had_happened(self, rule):
-        state = rule.update(COUNTS, rule.start(COUNTS), SIGNAL)
+        state = rule.update(rule.start(COUNTS), MEASURED)
         restored = rule.start(COUNTS).load(state.state_dict())
         for _ in range(3):
-            state, restored = (rule.update(COUNTS, one, SIGNAL) for one in (state, restored))
+            state, restored = (rule.update(one, MEASURED) for one in (state, restored))
             assert_same(state, restored)
 
 
@@ -129,10 +135,10 @@ class TestUpdateRule:
         class Neighbours(Momentum):
             compare = "neighbours"
 
-        signal = torch.tensor([[0.1, 0.4, 0.9], [0.2, torch.nan, torch.nan]])
-        assert float(Momentum().gaps(signal)[0]) == pytest.approx(0.8)
-        assert float(Neighbours().gaps(signal)[0]) == pytest.approx(0.5)
-        assert Momentum().gaps(signal)[1].isnan()
+        measured = measurement(torch.tensor([[0.1, 0.4, 0.9], [0.2, torch.nan, torch.nan]]), COUNTS)
+        assert float(Momentum().gaps(measured)[0]) == pytest.approx(0.8)
+        assert float(Neighbours().gaps(measured)[0]) == pytest.approx(0.5)
+        assert Momentum().gaps(measured)[1].isnan()
 
     def test_needs_an_update(self):
         with pytest.raises(TypeError, match="abstract"):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import ToyModule, loader, trainer
+from helpers import ToyModule, loader, measurement, trainer
 
 from fairbatch_lightning import FairBatch, WorstCase
 from fairbatch_lightning.rules.worst_case import worst_shares
@@ -47,7 +47,7 @@ class TestWorstCase:
             start.shares, torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0], [0.5, 0.5, 0, 0]], dtype=torch.float64)
         )
         nan = torch.nan
-        state = rule.update(counts, start, torch.tensor([[0.1, nan, 0.7, nan], [nan, nan, nan, nan]]))
+        state = rule.update(start, measurement(torch.tensor([[0.1, nan, 0.7, nan], [nan, nan, nan, nan]]), counts))
         assert state.shares[0, 1] == start.shares[0, 1]
         assert torch.equal(state.shares[1], start.shares[1])
         expected = 0.5 / 3 + 0.5 * 2 / 3 * worst_shares(torch.tensor([0.1, 0.7]).double(), 0.1)
@@ -56,15 +56,15 @@ class TestWorstCase:
     def test_alpha_may_fall_from_1_to_0(self):
         counts, signal = torch.tensor([[5, 5, 5]]), torch.tensor([[0.1, 0.2, 0.9]]).double()
         rule = WorstCase(alpha=lambda update: (1.0, 0.5, 0.0, 5.0)[update], radius=0.1)
-        state = rule.update(counts, rule.start(counts), signal)
+        state = rule.update(rule.start(counts), measurement(signal, counts))
         worst = worst_shares(signal[0], 0.1)
         torch.testing.assert_close(state.shares[0], worst)
-        again = rule.update(counts, state, signal.flip(1))
+        again = rule.update(state, measurement(signal.flip(1), counts))
         torch.testing.assert_close(again.shares[0], (worst + worst.flip(0)) / 2)
-        third = rule.update(counts, again, signal)
+        third = rule.update(again, measurement(signal, counts))
         assert torch.equal(third.shares, again.shares)
         with pytest.raises(ValueError, match=r"from 0 to 1 but got 5.0 from the function for update 3"):
-            rule.update(counts, third, signal)
+            rule.update(third, measurement(signal, counts))
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

@@ -37,6 +37,19 @@ class CellLosses(NamedTuple):
             counts = metric.counts.cpu()
             return cls(metric.sums.cpu().double() / counts, counts.clone())
 
+    def together_with(self, earlier: CellLosses, kept: float) -> CellLosses:
+        """Return what this measurement and an earlier one say, of whose samples only a part is `kept`.
+
+        What was not finite this time stays so; what was not the last time does not count.
+
+        >>> now = CellLosses(torch.tensor([[1.0]]), torch.tensor([[2]]))
+        >>> now.together_with(CellLosses(torch.tensor([[0.0]]), torch.tensor([[12]])), kept=0.5)
+        CellLosses(means=tensor([[0.2500]]), counts=tensor([[8.]]))
+        """
+        counts, before = self.counts, kept * earlier.counts.where(earlier.means.isfinite(), 0)
+        sums = (self.means * counts).where(counts > 0, 0) + (earlier.means * before).where(before > 0, 0)
+        return CellLosses(sums / (counts + before), counts + before)
+
 
 @dataclass(frozen=True)
 class TrainingRun:
@@ -58,6 +71,8 @@ class TrainingRun:
     """Where the groups are found in a dataset."""
     compared: Tensor | None = None
     """The rows that the criterion looks at, `(Y,)`; None for all."""
+    starves_cells: bool = True
+    """Whether a cell may have next to no share, so that training batches say nothing about it."""
 
     @property
     def is_compiled(self) -> bool:

@@ -19,11 +19,12 @@ from fairbatch_lightning.measure.estimates.training_set import draw
 class OnlineEstimate(Estimate):
     """Averages the losses of the batches that were trained on since the last update: no forward pass of its own.
 
-    A cell whose share is small may hardly occur in these. Where a cell had fewer than half of `samples_per_cell`, or of
-    all its samples, its row is evaluated instead on `samples_per_cell` of each of its cells. The whole row, because
-    losses are compared within it, and those from training are of a slightly older model in training mode. No more
-    samples are evaluated than were trained on (but one of each cell), so that frequent updates stay cheap. With
-    `FairBatch(importance=...)` all rows are evaluated as long as the batches hold some samples of a cell more often.
+    With a rule that may take a cell's whole share, such as the paper's, a cell may hardly occur in these. Where one had
+    fewer than half of `samples_per_cell`, or of all its samples, its row is evaluated instead on `samples_per_cell` of
+    each of its cells. The whole row, because losses are compared within it, and those from training are of a slightly
+    older model in training mode. No more samples are evaluated than were trained on (but one of each cell), so that
+    frequent updates stay cheap. With `FairBatch(importance=...)` all rows are evaluated as long as the batches hold
+    some samples of a cell more often.
 
     Args:
         samples_per_cell: How many samples of a cell are enough to know its loss.
@@ -67,7 +68,8 @@ class OnlineEstimate(Estimate):
         self._seen.sums.zero_()
         self._seen.counts.zero_()
         trained = counts // run.copies
-        starved_rows = (trained < run.index.counts.clamp(max=self._samples_per_cell) / 2).any(1, keepdim=True)
+        starved = trained < run.index.counts.clamp(max=self._samples_per_cell) / 2
+        starved_rows = (starved & run.starves_cells).any(1, keepdim=True)
         if not uniform:
             starved_rows.fill_(True)
         if run.compared is not None:

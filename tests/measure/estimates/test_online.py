@@ -77,7 +77,8 @@ class TestOnline:
 
     def test_rows_that_the_criterion_ignores_are_not_evaluated(self):
         module = Watched()
-        callback = FairBatch("equal_opportunity", groups="group", estimate=OnlineEstimate(10**6))
+        rule, estimate = SignedSteps(), OnlineEstimate(10**6)
+        callback = FairBatch("equal_opportunity", groups="group", rule=rule, estimate=estimate)
         trainer(callback, max_epochs=1, limit_train_batches=2).fit(module, loader(batch_size=8))
         dataset = Toy()
         evaluated = {s for mode, samples, _ in module.epochs()[0] for s in samples if not mode}

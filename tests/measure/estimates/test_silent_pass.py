@@ -115,7 +115,7 @@ def test_it_measures_in_evaluation_mode():
             x, y, _ = batch
             return functional.cross_entropy(self(x), y)
 
-    module, callback = Still(), FairBatch(groups="group", estimate="exact")
+    module, callback = Still(), FairBatch(groups="group", rule="paper")
     trainer(callback, max_epochs=1).fit(module, loader(batch_size=32))  # 240 is not a multiple of 32
     dataset = Toy()
     module.eval()

@@ -154,7 +154,7 @@ def test_modules_that_cannot_take_a_single_sample():
         def training_step(self, batch, batch_idx):
             return functional.binary_cross_entropy_with_logits(self(batch[0]), batch[1].float())
 
-    module, callback, dataset = Squeezing(), FairBatch(groups="group", estimate="exact"), Toy(241)
+    module, callback, dataset = Squeezing(), FairBatch(groups="group", rule="paper"), Toy(241)
     trainer(callback, max_epochs=1).fit(module, DataLoader(dataset, batch_size=20, shuffle=True, drop_last=True))
     with torch.no_grad():
         losses = functional.binary_cross_entropy_with_logits(

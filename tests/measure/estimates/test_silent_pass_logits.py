@@ -14,7 +14,7 @@ from fairbatch_lightning import FairBatch
 from fairbatch_lightning.measure.estimates.silent_pass import check_can_evaluate, needs_whole_step
 from fairbatch_lightning.measure.logits import LogitsReader
 
-exact = functools.partial(FairBatch, estimate="exact")
+exact = functools.partial(FairBatch, rule="paper")
 
 
 @pytest.mark.parametrize(
