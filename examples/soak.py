@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from fairbatch_lightning import FairBatch, SignedSteps
+from fairbatch_lightning import FairBatch
 
 PAGE = resource.getpagesize()
 
@@ -83,7 +83,7 @@ def main() -> None:
     data = TensorDataset(x, (x[:, 0] + z > 1).long(), z)
     loader = DataLoader(data, batch_size=50, num_workers=args.workers, persistent_workers=args.workers > 0)
     module, memory = Module(), Memory(max(1, args.updates // 20))
-    fairbatch = FairBatch(groups=2, rule=SignedSteps(alpha=0.001))
+    fairbatch = FairBatch(groups=2)
     trainer = L.Trainer(
         max_epochs=args.updates,
         accelerator="cpu",

@@ -15,12 +15,12 @@ from lightning.pytorch.loggers import CSVLogger
 from synthetic import EPOCHS, LogisticRegression, generate, load, quiet
 from torch.utils.data import DataLoader
 
-from fairbatch_lightning import FairBatch, FairnessMonitor, SignedSteps
+from fairbatch_lightning import Adaptive, FairBatch, FairnessMonitor
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tolerance", type=float, help="gaps up to this size are left alone; inf is plain training")
+    parser.add_argument("tolerance", type=float, help="by how much rates of groups may differ; inf is plain training")
     parser.add_argument("seed", type=int)
     parser.add_argument("log", type=Path, help="directory for the CSV log")
     parser.add_argument("--criterion", choices=list(EPOCHS)[1:], default="equal_opportunity")
@@ -31,7 +31,7 @@ def main() -> None:
     train_set, test_set = load(args.data) if args.data else (generate(2000, seed=0), generate(1000, seed=1))
     L.seed_everything(args.seed, verbose=False)
     model = LogisticRegression(train_set.tensors[0].shape[1])
-    fairbatch = FairBatch(args.criterion, groups=2, rule=SignedSteps(tolerance=args.tolerance), seed=args.seed)
+    fairbatch = FairBatch(args.criterion, groups=2, rule=Adaptive(args.tolerance), seed=args.seed)
     trainer = L.Trainer(
         max_epochs=args.epochs or EPOCHS[args.criterion],
         callbacks=[fairbatch, FairnessMonitor(groups=2)],

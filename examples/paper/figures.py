@@ -190,7 +190,7 @@ def surface(given: Problem, grid: Tensor) -> Tensor:
 
 
 def share_path(data: Path | None, epochs: int | None) -> Figure | None:
-    """Draw the path of the shares over the surface of the disparity on COMPAS, without and with `pull`."""
+    """Draw the paths of the shares over the surface of the disparity on COMPAS, by the paper's rule and the default."""
     try:
         grid, given = torch.linspace(0.02, 0.98, 33), problem("compas", data, 0)
     except FileNotFoundError:
@@ -201,11 +201,14 @@ def share_path(data: Path | None, epochs: int | None) -> Figure | None:
     colours = panel.contourf(grid, grid, surface(given, grid), levels=16, cmap="Blues")
     figure.colorbar(colours, label="equalized odds disparity of a model trained with these shares")
     start = natural_shares(GroupIndex.from_dataset(given.train, groups=GROUPS).counts).float().unsqueeze(0)
-    for pull, style in ((0.0, "k-"), (3.0, "r--")):
-        shorter = replace(given, epochs=epochs or given.epochs)
-        trained = METHODS["FairBatch, errors"](shorter, "equalized_odds", 0, pull=pull)
+    shorter = replace(given, epochs=epochs or given.epochs)
+    for method, settings, name, style in (
+        ("FairBatch", {"alpha": 0.02}, "SignedSteps(alpha=0.02), the paper's", "k-"),
+        ("FairBatch, adaptive", {}, "Adaptive()", "r-"),
+    ):
+        trained = METHODS[method](shorter, "equalized_odds", 0, **settings)
         path = torch.cat([start, torch.tensor(trained.weights)])[:, :, 1]
-        panel.plot(path[:, 1], path[:, 0], style, label=f'loss="error", SignedSteps(pull={pull:g})')
+        panel.plot(path[:, 1], path[:, 0], style, label=name)
         panel.plot(*path[-1].flip(0), style[0] + "o")
     panel.set(xlabel="share of women among the rearrested", ylabel="share of women among the others")
     panel.legend(loc="upper left")

@@ -255,6 +255,11 @@ def by_error(criterion: str, groups: int, seed: int, **rule: Any) -> FairBatch:
     return FairBatch(criterion, groups, rule=SignedSteps(**rule), loss="error", seed=seed)
 
 
+def bare_line(criterion: str, groups: int, seed: int) -> FairBatch:
+    """Return FairBatch as it is out of the box."""
+    return FairBatch(criterion, groups, seed=seed)
+
+
 METHODS: dict[str, Callable[..., Trained]] = {
     "LR": plain,
     "Cutting": evened(Cutting),
@@ -268,6 +273,7 @@ METHODS: dict[str, Callable[..., Trained]] = {
     "FairDRO": with_callback(classwise),
     "FairBatch": with_callback(fairbatch),
     "FairBatch, errors": with_callback(by_error),
+    "FairBatch, adaptive": with_callback(bare_line),
 }
 CANDIDATES: dict[str, list[dict[str, Any]]] = {
     "LBC": [{"step": step} for step in (0.5, 2.0)],

@@ -23,13 +23,13 @@ from fairbatch_lightning.fairness.disparities import equal_opportunity_rates
 from fairbatch_lightning.reports.log_format import find_logs, read_run
 from fairbatch_lightning.reports.page import write_report
 from fairbatch_lightning.reports.tables import Table, as_text, number_texts
-from fairbatch_lightning.rules.signed_steps import SignedSteps
+from fairbatch_lightning.rules.adaptive import Adaptive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_training_arguments(parser)
-    parser.add_argument("--tolerance", type=float, default=0.0, help="gaps up to this size are left alone")
+    parser.add_argument("--tolerance", type=float, default=0.0, help="by how much rates of groups may differ")
     parser.add_argument("--seed", type=int, default=0, help="decides data, weights and batches")
     parser.add_argument("--output", type=Path, default=Path("fairbatch_demo"), help="directory for logs and report")
 
@@ -38,7 +38,6 @@ def add_training_arguments(parser: Any) -> None:
     """Declare what decides about every training; `parser` may be a group of arguments."""
     parser.add_argument("--epochs", type=int, default=10, help="epochs of each training")
     parser.add_argument("--faces", type=int, default=2000, help="number of training images")
-    parser.add_argument("--alpha", type=float, default=0.1, help="step of the shares")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -47,9 +46,9 @@ def run(args: argparse.Namespace) -> None:
     say_less()
     print(f"1/2 Plain training on {args.faces} drawn faces")
     plain = train(args.output / "plain", [], args.epochs, args.faces, args.seed)
-    line = f'FairBatch("equalized_odds", groups="head", rule=SignedSteps(alpha={args.alpha:g}))'
-    print(f"2/2 The same with {line}")
-    fairbatch = the_one_line("equalized_odds", args.alpha, args.tolerance, args.seed)
+    rule = f", rule=Adaptive(tolerance={args.tolerance:g})" if args.tolerance else ""
+    print(f'2/2 The same with FairBatch("equalized_odds", groups="head"{rule})')
+    fairbatch = the_one_line("equalized_odds", args.tolerance, args.seed)
     fair = train(args.output / "fairbatch", [fairbatch], args.epochs, args.faces, args.seed)
     print("\n" + as_text(comparison(plain, fair)))
     logs = find_logs([args.output / "plain", args.output / "fairbatch"])
@@ -57,9 +56,9 @@ def run(args: argparse.Namespace) -> None:
     print(f"\nPictures of both runs: {page}")
 
 
-def the_one_line(criterion: str, alpha: float, tolerance: float, seed: int) -> FairBatch:
+def the_one_line(criterion: str, tolerance: float, seed: int) -> FairBatch:
     """Return what is added to the plain training."""
-    return FairBatch(criterion, groups="head", rule=SignedSteps(alpha=alpha, tolerance=tolerance), seed=seed)
+    return FairBatch(criterion, groups="head", rule=Adaptive(tolerance), seed=seed)
 
 
 def train(log: Path, callbacks: list[pl.Callback], epochs: int, num_faces: int, seed: int) -> Audit:

@@ -25,12 +25,6 @@ from fairbatch_lightning.vision import UTKFaceDataModule, VisionClassifier
 
 LOGS = "fairbatch_logs"
 METHODS = {"fairbatch": FairBatch, "cutting": Cutting}
-FINE_TUNING: dict[str, Any] = {
-    "criterion": {"class_path": "fairbatch_lightning.EqualizedOdds", "init_args": {"min_samples": 20}},
-    "rule": {"class_path": "fairbatch_lightning.SignedSteps", "init_args": {"alpha": 0.05, "min_share": 0.02}},
-    "update_every": 32,
-}
-"""FairBatch's settings for the few epochs of fine-tuning."""
 
 
 class FairCLI(LightningCLI):
@@ -43,7 +37,6 @@ class FairCLI(LightningCLI):
         for name, method in METHODS.items():
             parser.add_class_arguments(method, name, fail_untyped=False, sub_configs=True)
         parser.add_lightning_class_args(FairnessMonitor, "monitor")
-        parser.set_defaults({f"fairbatch.{name}": value for name, value in FINE_TUNING.items()})
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
 
     @staticmethod

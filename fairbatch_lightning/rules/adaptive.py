@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairbatch_lightning._support.checks import check_number
 from fairbatch_lightning.cells.index import natural_shares
 from fairbatch_lightning.measure.per_sample import error
-from fairbatch_lightning.rules.base import Measurement, RuleState, UpdateRule
+from fairbatch_lightning.rules.base import Measurement, RuleState, UpdateRule, check_tolerance
 
 GAIN = 4.0
 """By how much a difference of rates of 1 shifts a log-odds. A log-odds of 1 moves rates by .1 to .6 on all data looked
@@ -104,7 +103,7 @@ class Adaptive(UpdateRule):
     starves_cells = False
 
     def __post_init__(self) -> None:
-        check_number("tolerance", self.tolerance, 0, 1)
+        check_tolerance(self.tolerance)
 
     def start(self, counts: Tensor) -> RuleState:
         """Return the data's own shares."""

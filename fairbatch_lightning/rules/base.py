@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import torch
@@ -92,6 +93,12 @@ class RuleState:
                 f" {tuple(state['shares'].shape)}: the training data has other labels or groups than when it was saved."
             )
         return RuleState(state["shares"].clone(), int(state["updates"]), {**self.memory, **state["memory"]})
+
+
+def check_tolerance(tolerance: object) -> None:
+    """Refuse a tolerance that is not a number of at least 0; an infinite one is plain training."""
+    if isinstance(tolerance, bool) or not (isinstance(tolerance, Real) and tolerance >= 0):
+        raise ValueError(f"Expected argument `tolerance` to be a number of at least 0 but got {tolerance!r}.")
 
 
 class UpdateRule(ABC):

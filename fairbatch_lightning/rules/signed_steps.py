@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from torch import Tensor
 
 from fairbatch_lightning._support.checks import check_number
 from fairbatch_lightning.cells.index import natural_shares
-from fairbatch_lightning.rules.base import Measurement, RuleState, UpdateRule
+from fairbatch_lightning.rules.base import Measurement, RuleState, UpdateRule, check_tolerance
 from fairbatch_lightning.rules.criteria import Compare, check_compare
 
 Alpha = float | Callable[[int], float]
@@ -108,8 +107,7 @@ class SignedSteps(UpdateRule):
     def __post_init__(self) -> None:
         if not callable(self.alpha):
             check_number("alpha", self.alpha, 0, above=True)
-        if not (isinstance(self.tolerance, Real) and self.tolerance >= 0):  # an infinite one is plain training
-            raise ValueError(f"Expected argument `tolerance` to be a number of at least 0 but got {self.tolerance!r}.")
+        check_tolerance(self.tolerance)
         check_number("min_share", self.min_share, 0, 1)
         check_compare(self.compare)
         check_number("pull", self.pull, 0)

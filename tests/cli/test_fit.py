@@ -95,11 +95,13 @@ class TestFit:
     def test_saved_configuration_can_be_used_again(self, fitted, tmp_path):
         folder, _, _ = fitted
         saved = next(folder.rglob("config.yaml"))
-        options = ["--trainer.max_epochs=1", "--fairbatch.update_every=2", "--fairbatch.rule.init_args.alpha=0.3"]
+        options = ["--trainer.max_epochs=1", "--fairbatch.update_every=2", "--fairbatch.rule=Adaptive"]
+        options += ["--fairbatch.rule.init_args.tolerance=0.03"]
         fairbatch(tmp_path, "fit", "--config", saved, *options)
         assert "fairbatch/gap_max" in next(tmp_path.rglob("metrics.csv")).read_text()
         first, again = (yaml.safe_load(next(place.rglob("config.yaml")).read_text()) for place in (folder, tmp_path))
-        assert again["fairbatch"]["rule"]["init_args"] == {**first["fairbatch"]["rule"]["init_args"], "alpha": 0.3}
+        assert first["fairbatch"]["rule"] == "adaptive"
+        assert again["fairbatch"]["rule"]["init_args"] == {"tolerance": 0.03}
         assert {**again["fairbatch"], "rule": 0, "update_every": 0} == {
             **first["fairbatch"],
             "rule": 0,
@@ -160,23 +162,17 @@ def settings_of(capsys, *options):
     return yaml.safe_load(capsys.readouterr().out)["fairbatch"]
 
 
-FINE_TUNING = {"alpha": 0.05, "tolerance": 0.0, "min_share": 0.02, "compare": "row", "pull": 0.0}
-
-
 class TestSettings:
-    def test_fine_tuning_has_settings_of_its_own(self, capsys):
+    def test_nothing_is_set_that_a_user_of_the_callback_would_not_get(self, capsys):
         found = settings_of(capsys)
-        assert found["criterion"] == {
-            "class_path": "fairbatch_lightning.EqualizedOdds",
-            "init_args": {"min_samples": 20},
-        }
-        assert found["rule"] == {"class_path": "fairbatch_lightning.SignedSteps", "init_args": FINE_TUNING}
-        assert found["update_every"] == 32
+        assert (found["criterion"], found["rule"], found["update_every"]) == ("equalized_odds", "adaptive", "auto")
+        assert found["estimate"] is None
 
     def test_parts_of_a_rule_or_criterion_can_be_set(self, capsys):
-        options = ["--fairbatch.rule.init_args.alpha", "0.1", "--fairbatch.criterion.init_args.min_samples=5"]
+        options = ["--fairbatch.rule=Adaptive", "--fairbatch.rule.init_args.tolerance=0.1"]
+        options += ["--fairbatch.criterion=EqualizedOdds", "--fairbatch.criterion.init_args.min_samples=5"]
         found = settings_of(capsys, *options)
-        assert found["rule"]["init_args"] == {**FINE_TUNING, "alpha": 0.1}
+        assert found["rule"] == {"class_path": "fairbatch_lightning.Adaptive", "init_args": {"tolerance": 0.1}}
         assert found["criterion"]["init_args"] == {"min_samples": 5}
 
     def test_others_can_be_chosen_by_name_or_class(self, capsys):
@@ -194,11 +190,12 @@ class TestSettings:
     def test_files_and_options_after_them(self, capsys, tmp_path):
         file = tmp_path / "my.yaml"
         file.write_text(
-            "fairbatch:\n  criterion: demographic_parity\n  rule:\n    init_args: {alpha: 0.7, pull: 0.1}\n"
+            "fairbatch:\n  criterion: demographic_parity\n  rule:\n    class_path: SignedSteps\n"
+            "    init_args: {alpha: 0.7, pull: 0.1}\n"
         )
         found = settings_of(capsys, "--config", str(file), "--fairbatch.rule.init_args.pull=0.2")
         assert found["criterion"] == "demographic_parity"
-        assert found["rule"]["init_args"] == {**FINE_TUNING, "alpha": 0.7, "pull": 0.2}
+        assert (found["rule"]["init_args"]["alpha"], found["rule"]["init_args"]["pull"]) == (0.7, 0.2)
 
     def test_they_reach_the_callbacks(self, root, tmp_path, monkeypatch):
         """Also those of a configuration that was printed, and of callbacks of the user's own."""
@@ -206,12 +203,13 @@ class TestSettings:
         monkeypatch.setattr(FairCLI, "after_fit", lambda cli: seen.append(cli.trainer.callbacks))
         options = [*SMALL, "--trainer.fast_dev_run=true", "--trainer.logger=false", f"--data.root={root}"]
         options += ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val_loss"]
-        main(["fit", *options, "--fairbatch.rule.init_args.alpha=0.3", "--fairbatch.criterion=equal_opportunity"])
+        chosen = ["--fairbatch.rule=SignedSteps", "--fairbatch.rule.init_args.alpha=0.3"]
+        main(["fit", *options, *chosen, "--fairbatch.criterion=equal_opportunity"])
         kinds = [type(callback).__name__ for callback in seen[0]]
         assert kinds.index("EarlyStopping") < kinds.index("FairBatch") < kinds.index("FairnessMonitor")
         assert "Cutting" not in kinds
         (fairbatch,) = (callback for callback in seen[0] if isinstance(callback, FairBatch))
-        assert fairbatch._rule == SignedSteps(alpha=0.3, min_share=0.02)
+        assert fairbatch._rule == SignedSteps(alpha=0.3)
         assert type(fairbatch._criterion) is EqualOpportunity
         main(["fit", *options, "--method=cutting"])
         assert "Cutting" in [type(callback).__name__ for callback in seen[1]]

@@ -20,7 +20,7 @@ def test_every_command_explains_itself(command, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith(f"usage: fairbatch {command}")
     assert "--output" in printed
-    assert ("--alpha" in printed) == (command != "report")
+    assert ("--tolerance" in printed) == (command != "report")
 
 
 @pytest.mark.parametrize("arguments", [[], ["train"]], ids=["none", "unknown"])
