@@ -2,9 +2,10 @@
 
     python examples/paper/out_of_the_box.py --data DIRECTORY
 
-Nothing is set but criterion and groups, whether a training is as long as the paper's, a tenth of that (with ten times the
-learning rate) or three times as long. The paper's rule has the step that cross-validation chose for each data set and
-criterion (docs/paper.md). "population" are fresh draws from the paper's synthetic distribution, with 40,000 test samples.
+Nothing is set but criterion and groups, whether a training is as long as the paper's, a tenth of that (with ten times
+the learning rate) or three times as long. The paper's rule has the step that cross-validation chose for each data set
+and criterion (docs/paper.md). "population" are fresh draws from the paper's synthetic distribution, with 40,000 test
+samples.
 
 Every run leaves a file in --output and is not repeated; several processes can share out the work by --problems.
 """

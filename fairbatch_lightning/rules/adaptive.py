@@ -91,7 +91,7 @@ class Adaptive(UpdateRule):
     >>> errors, rule = torch.tensor([[0.1, 0.3], [0.2, 0.2]]), Adaptive()
     >>> seen = Measurement(errors, index.counts, index, EqualizedOdds(), passed=0.005)
     >>> rule.update(rule.start(index.counts), seen).shares
-    tensor([[0.5960, 0.4040],
+    tensor([[0.5959, 0.4041],
             [0.5000, 0.5000]], dtype=torch.float64)
     """
 
