@@ -56,12 +56,13 @@ class FairBatch(ChangesBatches):
 
         Trainer(callbacks=[FairBatch("equalized_odds", groups="race")])
 
-    The train DataLoader draws ordinary batches at first. After every epoch the mean loss of each cell, that is each
-    (label, group) pair, is known from its batches (see `estimate`), and the cells' shares in the next ones shift
-    towards the groups that are worse off, as the `rule` says.
+    The train DataLoader draws ordinary batches at first. The error rate of each cell, that is each (label, group) pair,
+    is known from them, and about 200 times in a training, and after every epoch, the cells' shares in the next batches
+    shift towards the groups that are worse off, as the `rule` says.
 
-    Logged: `fairbatch/gap_max` (also on the progress bar), `fairbatch/gap/<label>`, `fairbatch/loss/<label>/<group>`
-    and `fairbatch/share/<label>/<group>`. In TensorBoard a picture of them appears at the end.
+    Logged: `fairbatch/gap_max`, the disparity in training (also on the progress bar), `fairbatch/gap/<label>`,
+    `fairbatch/error/<label>/<group>` and `fairbatch/share/<label>/<group>`. In TensorBoard a picture of them appears at
+    the end. If no composition of the batches is fair, a message at the end of training says so.
 
     Args:
         criterion: "equal_opportunity", "equalized_odds", "demographic_parity", or an object, such as
@@ -70,16 +71,18 @@ class FairBatch(ChangesBatches):
             per sample, the position in the sample, or a function of the dataset. Several names in a list make groups
             of their combinations. None finds `groups` and other usual names.
         labels: The same for the labels; None finds `targets` and other usual names.
-        rule: How losses become shares: "paper", or an object, such as `SignedSteps(alpha=0.05, min_share=0.02)`.
-        estimate: How losses are measured: "online" takes those of the training batches; "sampled" evaluates some of
-            every cell's samples; "exact" all of them, as the paper does; "validation" takes the losses of the
-            validation loop, and updates the shares after it. Or an object, such as `SampledEstimate(256)`.
-        update_every: "epoch", or a number of training batches. Batches that worker processes have fetched in advance
-            are not affected by an update.
+        rule: How errors become shares: "adaptive", which needs no settings; "paper", which compares losses and takes
+            steps of a fixed size; or an object, such as `Adaptive(tolerance=0.05)` or `SignedSteps(alpha=0.05)`.
+        estimate: How errors, or losses, are measured: "online" takes those of the training batches; "sampled" evaluates
+            some of every cell's samples; "exact" all of them, as the paper does; "validation" takes those of the
+            validation loop, and updates the shares after it. Or an object, such as `SampledEstimate(256)`. None is
+            "exact" for `rule="paper"`, and "online" otherwise.
+        update_every: "auto" for as often as the rule wants, "epoch", or a number of training batches. Batches that
+            worker processes have fetched in advance are not affected by an update.
         importance: Which samples of a cell are drawn more often: None for none, "loss" for those with large losses, or
             an object, such as `LossRank(pressure=10, decay=0.98)`.
-        loss: A function `(logits, labels) -> values` with one value per sample, "error" for the 0/1 loss, or None for
-            cross-entropy (binary for logits of shape `(B,)` or `(B, 1)`).
+        loss: What is measured of every sample: a function `(logits, labels) -> values`, "error" for 1 where it is
+            wrong, or None for what the rule compares: errors, or by the paper's cross-entropy.
         logits: The name of the submodule that computes the logits, such as "net". None takes the module's own output,
             `self(x)`, or `training_step`'s `{"logits": ...}`.
         loader: Which train DataLoader to act on if there are several: its key in the dict, or its position in the list.
@@ -136,11 +139,11 @@ class FairBatch(ChangesBatches):
 
     @property
     def history(self) -> list[UpdateRecord]:
-        """One record per update: epoch, step, cell losses, gaps, shares before and after."""
+        """One record per update: epoch, step, the cells' errors or losses, gaps, shares before and after."""
         return [] if self._fit is None else list(self._fit.history)
 
     def plot(self) -> Figure:
-        """Draw the cells' shares and losses and the gaps over the updates. `.savefig("fairbatch.png")` saves it."""
+        """Draw the cells' shares and errors and the gaps over the updates. `.savefig("fairbatch.png")` saves it."""
         if not self.history or self.index is None:
             raise ValueError("Expected FairBatch to have trained for at least one update, but there is none to draw.")
         return shares_figure(over_time(self.history, self.index))
