@@ -1,5 +1,6 @@
 """FairFit, where the loop closes: losses to the criterion, its signal to the rule, the shares to the sampler."""
 
+import math
 import pickle
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import torch
 from helpers import Toy, ToyModule, measurement
 
 from fairbatch_lightning import (
+    Adaptive,
     CellLosses,
     EqualizedOdds,
     EqualOpportunity,
@@ -66,7 +68,7 @@ class Growing(Importance):
         return np.arange(1.0, 1 + len(index))
 
 
-def new_fit(estimate=None, importance=None, criterion=None, module=None, epoch=0):
+def new_fit(estimate=None, importance=None, criterion=None, module=None, epoch=0, rule=None):
     """Return a fit without a Trainer, in an epoch of twelve batches of twenty."""
     module, reader = ToyModule() if module is None else module, LogitsReader("FairBatch")
     reader.attach(module)
@@ -83,7 +85,7 @@ def new_fit(estimate=None, importance=None, criterion=None, module=None, epoch=0
     )
     loss = SampleLoss(INDEX, cross_entropy, None)
     run = TrainingRun(trainer, module, SimpleNamespace(batch_size=20), INDEX, loss, reader)
-    rule, criterion = SignedSteps(alpha=0.05), EqualizedOdds() if criterion is None else criterion
+    rule, criterion = rule or SignedSteps(alpha=0.05), EqualizedOdds() if criterion is None else criterion
     return FairFit(run, criterion, rule, Given() if estimate is None else estimate, importance, cross_entropy)
 
 
@@ -164,6 +166,29 @@ class TestUpdate:
 
         record = new_fit(Empty()).update(new_sampler())
         assert torch.equal(record.shares_after, record.shares_before)
+
+    def test_measurements_are_averaged_over_the_window_of_the_rule(self):
+        """By samples, of which a part is forgotten as the training goes on; the paper's rule takes the last ones."""
+        first, second = LOSSES, LOSSES.flip(1)
+        for rule, kept in ((Adaptive(), math.exp(-0.05 / Adaptive.window)), (SignedSteps(), 0.0)):
+            fit, sampler = new_fit(estimate := Given(first), rule=rule), new_sampler()
+            fit.update(sampler)
+            fit.run.trainer.fit_loop.total_batch_idx += 6  # of 120
+            estimate.losses = second
+            record = fit.update(sampler)
+            torch.testing.assert_close(record.losses, (second + kept * first) / (1 + kept))
+
+    def test_a_cell_that_is_broken_for_a_while_comes_back(self):
+        broken = LOSSES.clone()
+        broken[1, 2] = torch.nan
+        fit, sampler = new_fit(estimate := Given(LOSSES), rule=Adaptive()), new_sampler()
+        fit.update(sampler)
+        estimate.losses = broken
+        with pytest.warns(FairBatchWarning, match="NaN or infinite"):
+            record = fit.update(sampler)
+        assert record.losses.isnan().sum() == 1
+        estimate.losses = LOSSES
+        assert torch.equal(fit.update(sampler).losses[1, 2], LOSSES[1, 2])
 
     def test_weighs_samples_by_their_losses_if_wanted(self):
         fit, sampler = new_fit(estimate := Given(), importance := Growing()), new_sampler()
