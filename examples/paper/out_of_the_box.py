@@ -43,14 +43,14 @@ BEST_STEP = {
 METHODS_COMPARED = {"plain": "LR", "paper": "FairBatch", "bare line": "FairBatch, adaptive"}
 
 
-def problem_of(name: str, data: Path, seed: int, length: float) -> Problem:
+def problem_of(name: str, data: Path, seed: int, length: float, epochs: int | None = None) -> Problem:
     """Return a data set, to be trained for as many times the paper's epochs; in fewer with a larger rate."""
     if name == "population":
         train, test = generate(2000, seed=1000 + seed), generate(40_000, seed=777)
         found = Problem(name, train, test, batch_size=100, lr=0.0005, epochs=450)
     else:
         found = problem(name, data, seed)
-    return replace(found, epochs=max(1, round(found.epochs * length)), lr=found.lr / min(1.0, length))
+    return replace(found, epochs=max(1, round((epochs or found.epochs) * length)), lr=found.lr / min(1.0, length))
 
 
 def run(args: argparse.Namespace, name: str, criterion: str, method: str, length: float, seed: int) -> list[float]:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, name: str, criterion: str, method: str, length
     file = args.output / f"{name}-{of}-{method.replace(' ', '_')}-{length:g}-{seed}.json"
     if not file.exists():
         settings: dict[str, Any] = {"alpha": BEST_STEP[name, criterion]} if method == "paper" else {}
-        given = problem_of(name, args.data, seed, length)
+        given = problem_of(name, args.data, seed, length, args.epochs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FairBatchWarning)  # that no shares are fair: that is what the table tells
             trained = METHODS[METHODS_COMPARED[method]](given, criterion, seed, **settings)
@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--problems", nargs="+", default=names, choices=names)
     parser.add_argument("--criteria", nargs="+", default=list(DISPARITIES), choices=list(DISPARITIES))
     parser.add_argument("--lengths", type=float, nargs="+", default=[1.0, 0.1, 3.0])
+    parser.add_argument("--epochs", type=int, help="instead of the paper's")
     args = parser.parse_args()
     args.skip = {("paper", length) for length in args.lengths if length != 1.0}  # its step is for one length
     args.output.mkdir(parents=True, exist_ok=True)

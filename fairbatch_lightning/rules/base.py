@@ -97,7 +97,7 @@ class RuleState:
 
 def check_tolerance(tolerance: object) -> None:
     """Refuse a tolerance that is not a number of at least 0; an infinite one is plain training."""
-    if isinstance(tolerance, bool) or not (isinstance(tolerance, Real) and tolerance >= 0):
+    if isinstance(tolerance, bool) or not (isinstance(tolerance, Real) and float(tolerance) >= 0):
         raise ValueError(f"Expected argument `tolerance` to be a number of at least 0 but got {tolerance!r}.")
 
 

@@ -137,3 +137,30 @@ def test_the_race_against_adafair(module):
     as_fair = methods.METHODS["FairBatch"](replace(problem, epochs=own), "equal_opportunity", 0, alpha=0.05)
     assert scores.scores(scores.confusion_of(as_fair.logits, problem.train), "equal_opportunity")[1] <= disparity
     assert race(problem, "equal_opportunity", 0, {"alpha": 1e-6}).own == math.inf
+
+
+@pytest.mark.slow
+def test_out_of_the_box(run_script, tmp_path):
+    """A table of the bare line at several lengths; what was trained is not trained again."""
+    options = [
+        "--problems",
+        "population",
+        "--criteria",
+        "equal_opportunity",
+        "--seeds",
+        "0",
+        "1",
+        "--lengths",
+        "1",
+        "0.5",
+    ]
+    options = [*options, "--data", str(tmp_path), "--output", str(tmp_path / "out"), "--epochs", "4"]
+    printed = run_script("paper/out_of_the_box.py", *options)
+    lines = [line for line in printed.splitlines() if line.startswith("|")]
+    assert "| plain, x1 | paper, x1 | bare line, x1 | plain, x0.5 | bare line, x0.5 |" in printed
+    assert lines[-1].count(" / ") == 5
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert len(files) == 10
+    for path in (tmp_path / "out").iterdir():
+        path.write_text('{"equal_opportunity": [0.5, 0.25]}')
+    assert ".500 / .250" in run_script("paper/out_of_the_box.py", *options)
