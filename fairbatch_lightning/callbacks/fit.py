@@ -188,8 +188,8 @@ class FairFit:
 
     def _say_what_is_broken(self, measured: CellLosses) -> None:
         """Say once if some losses are not finite."""
-        broken = self.run.index.cell_names((measured.counts > 0) & ~measured.means.isfinite())
-        if broken and broken not in self._warned:
+        broken_cells = (measured.counts > 0) & ~measured.means.isfinite()
+        if broken_cells.any() and (broken := self.run.index.cell_names(broken_cells)) not in self._warned:
             self._warned.add(broken)
             warn(
                 f"The loss is NaN or infinite in the cells {broken}. They take no part in an"

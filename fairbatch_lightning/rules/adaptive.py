@@ -65,17 +65,20 @@ def tilted(shares: Tensor, log_odds: Tensor) -> Tensor:
     return weights / weights.sum(1, keepdim=True)
 
 
-def common_part(log_odds: Tensor, measured: Measurement) -> Tensor:
-    """Return what the log-odds of a group have in common over the labels, `(Y, Z)`; 0 unless all labels are compared.
+def common_part(log_odds: Tensor, counts: Tensor) -> Tensor:
+    """Return what the log-odds `(Y, Z)` of a group have in common over its labels; 0 if those of a label never moved.
 
-    Where only one label is, as for equal opportunity, the others stay as they are, and it moves against them.
+    That is one which the criterion does not compare, as the other label for equal opportunity: it stays as it is, and
+    the rest moves against it.
+
+    >>> common_part(torch.tensor([[3.0, -1.0], [1.0, -2.0]]), torch.tensor([[5, 5], [5, 5]]))
+    tensor([[ 2.0000, -1.5000],
+            [ 2.0000, -1.5000]])
     """
-    present = measured.counts > 0
-    compared = ~measured.criterion.compared(torch.zeros_like(log_odds), measured.index).isnan()
-    if not compared.any(1).all():
+    if not log_odds.any(1).all():
         return torch.zeros_like(log_odds)
-    mean = (log_odds * present).sum(0) / present.sum(0).clamp(min=1)
-    return mean.expand_as(log_odds) * present
+    present = counts > 0
+    return (log_odds * present).sum(0) / present.sum(0).clamp(min=1) * present
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Adaptive(UpdateRule):
     >>> errors, rule = torch.tensor([[0.1, 0.3], [0.2, 0.2]]), Adaptive()
     >>> seen = Measurement(errors, index.counts, index, EqualizedOdds(), passed=0.005)
     >>> rule.update(rule.start(index.counts), seen).shares
-    tensor([[0.5959, 0.4041],
+    tensor([[0.5958, 0.4042],
             [0.5000, 0.5000]], dtype=torch.float64)
     """
 
@@ -118,7 +121,7 @@ class Adaptive(UpdateRule):
         turns = turns + ((differences * direction).sum(1) < 0)
         error = differences / (1 + DAMPING * turns).unsqueeze(1)
         integral = integral + GAIN * min(measured.passed / SETTLING, LONGEST_STEP) * error
-        integral = integral - min(1.0, COMMON * measured.passed) * common_part(integral, measured)
+        integral = integral - min(1.0, COMMON * measured.passed) * common_part(integral, measured.counts)
         integral = integral.clamp(-LIMIT, LIMIT)
         log_odds = (integral + GAIN * error).clamp(-LIMIT, LIMIT)
         shares = tilted(natural_shares(measured.counts), log_odds)
