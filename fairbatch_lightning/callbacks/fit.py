@@ -55,6 +55,7 @@ class FairFit:
         self.state = rule.start(run.index.counts)
         self.history: list[UpdateRecord] = []
         self._recent: CellLosses | None = None
+        self._measured: Measurement | None = None
         self._updated_at, self._length = 0, math.inf  # in batches
         self._logits_seen = False
         self._resumed_epoch: int | None = None
@@ -157,7 +158,7 @@ class FairFit:
             epoch: The epoch that the update is of; default: the current one.
         """
         trainer, index, before = self.run.trainer, self.run.index, self.state
-        measured = self._measure(sampler)
+        measured = self._measured = self._measure(sampler)
         self.state = replace(self._rule.update(before, measured), updates=before.updates + 1)
         sampler.shares = self.state.shares
         if self._importance is not None and self._sample_losses is not None:
@@ -182,9 +183,7 @@ class FairFit:
 
     def remark(self) -> str | None:
         """Return what a user should know at the end of training, if anything."""
-        if self._recent is None:
-            return None
-        return self._rule.remark(self.state, Measurement(*self._recent, self.run.index, self._criterion))
+        return None if self._measured is None else self._rule.remark(self.state, self._measured)
 
     def _say_what_is_broken(self, measured: CellLosses) -> None:
         """Say once if some losses are not finite."""

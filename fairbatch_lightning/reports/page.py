@@ -51,7 +51,8 @@ def _add_run(page: _Page, run: Run, name: str) -> None:
     """Add all that is known of one run; the files of its pictures begin with `name`."""
     page.heading(run.name)
     if run.shares is not None:
-        page.figure(shares_figure(run.shares), f"{name}_shares", "What FairBatch did: shares, losses, gaps")
+        what = "errors" if run.shares.unit == "error" else "losses"
+        page.figure(shares_figure(run.shares), f"{name}_shares", f"What FairBatch did: shares, {what}, gaps")
     for stage, curves in run.curves.items():
         if len(curves.times) > 1:
             caption = f"Accuracy and fairness on {stage} data"
