@@ -62,7 +62,7 @@ def tilted(shares: Tensor, log_odds: Tensor) -> Tensor:
     tensor([[0.7500, 0.2500]])
     """
     weights = shares * log_odds.exp()
-    return weights / weights.sum(1, keepdim=True)
+    return weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
 
 def common_part(log_odds: Tensor, counts: Tensor) -> Tensor:
@@ -119,11 +119,11 @@ class Adaptive(UpdateRule):
         support = measured.support.nan_to_num(0)
         differences = beyond(measured.differences, self.tolerance) * (support / (support + DOUBT))
         turns = turns + ((differences * direction).sum(1) < 0)
-        error = differences / (1 + DAMPING * turns).unsqueeze(1)
-        integral = integral + GAIN * min(measured.passed / SETTLING, LONGEST_STEP) * error
+        slowed = differences / (1 + DAMPING * turns).unsqueeze(1)
+        integral = integral + GAIN * min(measured.passed / SETTLING, LONGEST_STEP) * slowed
         integral = integral - min(1.0, COMMON * measured.passed) * common_part(integral, measured.counts)
         integral = integral.clamp(-LIMIT, LIMIT)
-        log_odds = (integral + GAIN * error).clamp(-LIMIT, LIMIT)
+        log_odds = (integral + GAIN * slowed).clamp(-LIMIT, LIMIT)
         shares = tilted(natural_shares(measured.counts), log_odds)
         return state.after(shares, **_memory(integral, differences, turns))
 
@@ -138,7 +138,7 @@ class Adaptive(UpdateRule):
         known = ~measured.differences.isnan()
         if state.updates < ENOUGH_UPDATES or not known.any():
             return None
-        if measured.losses[known].max() <= BY_HEART:
+        if _errors(measured)[known].max() <= BY_HEART:
             return (
                 "The model makes next to no errors on its training set any more, so that training does not tell which"
                 ' groups are worse off: the shares have stayed as they were. FairBatch(estimate="validation") takes the'
@@ -149,6 +149,15 @@ class Adaptive(UpdateRule):
         rows = known.sum(0)
         opposed = (left != 0) & (rows > 1) & (left.sign().sum(0).abs() == rows)  # worse off, or better, with each label
         return _unreachable(left, at_limit, opposed, measured) if (at_limit | opposed).any() else None
+
+
+def _errors(measured: Measurement) -> Tensor:
+    """Return the rates of wrong predictions, `(Y, Z)`, also where losses are measured against one label for all."""
+    target = measured.criterion.target(measured.index)
+    if target is None:
+        return measured.losses
+    own = torch.arange(len(measured.losses)).unsqueeze(1) == target
+    return torch.where(own, measured.losses, 1 - measured.losses)
 
 
 def _noise(measured: Measurement) -> Tensor:
@@ -165,12 +174,13 @@ def _unreachable(left: Tensor, at_limit: Tensor, opposed: Tensor, measured: Meas
         f"{measured.differences[y, z]:+.3f} for label {index.label_names[y]}, group {index.group_names[z]}"
         for y, z in told
     )
+    worse_off = index.group_names[int(left.amax(0).argmax())]
     why = ["The shares stand at their limit."] if at_limit.any() else []
     if opposed.any():
         why.append("Labels ask for opposite things: what helps a group with one label harms it with another.")
     return (
         "No composition of the batches makes the groups equal here. In training, rates differ from those of all groups"
-        f" by {cells}. {' '.join(why)} More or better data of group {index.group_names[told[0][1]]} would help; or"
+        f" by {cells}. {' '.join(why)} More or better data of group {worse_off} would help; or"
         " accept a difference, FairBatch(rule=Adaptive(tolerance=...)), or ask for less by another criterion."
     )
 

@@ -90,7 +90,7 @@ def assert_equal_history(one, other, exact=True):
     assert len(one["history"]) == len(other["history"]) > 0
     for record, expected in zip(one["history"], other["history"], strict=True):
         for name, value in record.items():
-            if name in ("epoch", "step"):
+            if name in ("epoch", "step", "unit"):
                 assert value == expected[name]
             else:
                 within = 0 if exact else 1e-5

@@ -230,8 +230,20 @@ class TestRemark:
     def test_a_gap_within_the_tolerance_is_no_cause_for_a_word(self):
         assert self.remark(torch.tensor([[0.2, 0.3], [0.2, 0.3]]), rule=Adaptive(tolerance=0.06)) is None
 
-    def test_a_training_set_learnt_by_heart(self):
-        text = self.remark(torch.tensor([[0.0, 0.01], [0.001, 0.0]]))
+    def test_who_would_need_data_is_worse_off(self):
+        text = self.remark(torch.tensor([[0.1, 0.3], [0.1, 0.3]]), counts=torch.tensor([[200, 2000], [200, 2000]]))
+        assert "by -0." in text  # the small group is further from all
+        assert "More or better data of group 1 would help" in text
+
+    @pytest.mark.parametrize(
+        ("criterion", "errors"),
+        [
+            (EqualizedOdds(), [[0.0, 0.01], [0.001, 0.0]]),
+            (DemographicParity(), [[1.0, 0.995], [0.001, 0.0]]),  # against the positive label
+        ],
+    )
+    def test_a_training_set_learnt_by_heart(self, criterion, errors):
+        text = self.remark(torch.tensor(errors), criterion=criterion)
         assert "next to no errors" in text
         assert 'estimate="validation"' in text
 
