@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,7 @@ def _by_steps(trainer: Trainer, module: LightningModule, in_epoch: float, done: 
 
 def _by_time(trainer: Trainer, done: int) -> float:
     """Return how many batches there will be until `max_time`, if the rest takes as long as those so far."""
-    timer: Any = next((one for one in _callbacks(trainer) if _is_a(type(one), "Timer")), None)
+    timer: Any = next((one for one in _callbacks(trainer) if _is_a(one, "Timer")), None)
     remaining = None if timer is None else timer.time_remaining()
     if remaining is None:
         return math.inf
@@ -68,17 +67,16 @@ def _by_time(trainer: Trainer, done: int) -> float:
 
 
 def _may_stop_early(trainer: Trainer) -> bool:
-    return any(_is_a(type(one), "EarlyStopping") for one in _callbacks(trainer))
+    return any(_is_a(one, "EarlyStopping") for one in _callbacks(trainer))
 
 
 def _callbacks(trainer: Any) -> list[Any]:
     return list(trainer.callbacks)
 
 
-@functools.lru_cache(maxsize=64)  # asked in every update
-def _is_a(kind: type, name: str) -> bool:
+def _is_a(callback: object, name: str) -> bool:
     """Return whether it is Lightning's callback of this name, of either of its namespaces, or derives from it."""
     return any(
         base.__name__ == name and base.__module__.startswith(("lightning.", "pytorch_lightning."))
-        for base in kind.__mro__
+        for base in type(callback).__mro__
     )
