@@ -28,8 +28,8 @@ WINDOW = 0.05
 """Over which part of the training errors are averaged: shorter than the settling, longer than the noise."""
 UPDATES = 200
 """How many updates there are at least: ten in a window."""
-DOUBT = 20.0
-"""Differences seen on this many samples count half: the standard error of a rate of .2 is .09 then."""
+DOUBT = 1.0
+"""How many standard errors of a difference count as noise: what is within them is left alone, like a tolerance."""
 LIMIT = math.log(8)
 """No cell is drawn more than 8 times as often, or as seldom, as in the data, before its row is scaled to sum to 1: none
 is starved, so that training itself always tells how it fares."""
@@ -46,7 +46,7 @@ BY_HEART = 0.01
 """Rates of errors up to this say nothing any more: the model has learnt the training set by heart."""
 
 
-def beyond(differences: Tensor, tolerance: float) -> Tensor:
+def beyond(differences: Tensor, tolerance: float | Tensor) -> Tensor:
     """Return by how much differences exceed the tolerance; 0 for those within it and for unknown ones.
 
     >>> beyond(torch.tensor([0.08, -0.02, -0.1, torch.nan]), 0.05)
@@ -94,7 +94,7 @@ class Adaptive(UpdateRule):
     >>> errors, rule = torch.tensor([[0.1, 0.3], [0.2, 0.2]]), Adaptive()
     >>> seen = Measurement(errors, index.counts, index, EqualizedOdds(), passed=0.005)
     >>> rule.update(rule.start(index.counts), seen).shares
-    tensor([[0.5958, 0.4042],
+    tensor([[0.6305, 0.3695],
             [0.5000, 0.5000]], dtype=torch.float64)
     """
 
@@ -114,10 +114,9 @@ class Adaptive(UpdateRule):
         return RuleState(natural_shares(counts), memory=_memory(zeros, zeros, zeros[:, 0]))
 
     def update(self, state: RuleState, measured: Measurement) -> RuleState:
-        """Move all rows by their differences, as far as these are known and beyond the tolerance."""
+        """Move all rows by their differences, as far as these are beyond the noise and the tolerance."""
         integral, direction, turns = (state.memory[name] for name in ("integral", "direction", "turns"))
-        support = measured.support.nan_to_num(0)
-        differences = beyond(measured.differences, self.tolerance) * (support / (support + DOUBT))
+        differences = beyond(measured.differences, self.tolerance + DOUBT * measured.noise)
         turns = turns + ((differences * direction).sum(1) < 0)
         slowed = differences / (1 + DAMPING * turns).unsqueeze(1)
         integral = integral + GAIN * min(measured.passed / SETTLING, LONGEST_STEP) * slowed
@@ -144,7 +143,7 @@ class Adaptive(UpdateRule):
                 ' groups are worse off: the shares have stayed as they were. FairBatch(estimate="validation") takes the'
                 " errors of the validation set instead."
             )
-        left = beyond(measured.differences, self.tolerance) * (measured.differences.abs() > 2 * _noise(measured))
+        left = beyond(measured.differences, self.tolerance + 2 * _noise_of_all(measured))
         at_limit = (left != 0) & (left.sign() * state.memory["integral"] >= 0.99 * LIMIT)
         rows = known.sum(0)
         opposed = (left != 0) & (rows > 1) & (left.sign().sum(0).abs() == rows)  # worse off, or better, with each label
@@ -160,10 +159,10 @@ def _errors(measured: Measurement) -> Tensor:
     return torch.where(own, measured.losses, 1 - measured.losses)
 
 
-def _noise(measured: Measurement) -> Tensor:
-    """Return the standard error of the rates that differences are of, `(Y, Z)`: as if every sample were seen once."""
-    rates, samples = measured.losses.double(), measured.support.minimum(measured.counts.double())
-    return (rates * (1 - rates) / samples.clamp(min=1)).clamp(min=0).sqrt()
+def _noise_of_all(measured: Measurement) -> Tensor:
+    """Return the standard errors of the differences as if no sample had been seen twice, `(Y, Z)`."""
+    seen = measured.samples.double().minimum(measured.counts.double())
+    return measured.criterion.noise(measured.losses.double(), seen, measured.index)
 
 
 def _unreachable(left: Tensor, at_limit: Tensor, opposed: Tensor, measured: Measurement) -> str:

@@ -54,9 +54,9 @@ class Measurement:
         return self.criterion.differences(_precise(self.losses), self.index)
 
     @cached_property
-    def support(self) -> Tensor:
-        """How many samples each of the `differences` rests on, `(Y, Z)`."""
-        return self.criterion.support(_precise(self.samples), self.index)
+    def noise(self) -> Tensor:
+        """The standard errors of the `differences`, `(Y, Z)`, if losses are errors; infinite where nothing is known."""
+        return self.criterion.noise(_precise(self.losses), _precise(self.samples), self.index)
 
 
 def _precise(values: Tensor) -> Tensor:

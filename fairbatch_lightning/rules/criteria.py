@@ -55,9 +55,9 @@ class Criterion(ABC):
         weights = index.counts.where(~signal.isnan(), 0)
         return signal - (signal.nan_to_num(0) * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
 
-    def support(self, samples: Tensor, index: GroupIndex) -> Tensor:
-        """Return how many samples each of the `differences` rests on, `(Y, Z)`, given how many were seen of a cell."""
-        return samples
+    def noise(self, errors: Tensor, samples: Tensor, index: GroupIndex) -> Tensor:
+        """Return the standard errors of the `differences`, `(Y, Z)`, if losses are errors of so many samples."""
+        return _variances(errors, samples).sqrt()
 
     def _left_out(self, losses: Tensor, index: GroupIndex) -> Tensor:
         return (index.counts < max(1, self.min_samples)) | ~losses.isfinite()
@@ -156,11 +156,11 @@ class DemographicParity(Criterion):
         above = sums.sum(0, keepdim=True) / index.counts.sum(0) - sums.sum() / index.counts.sum()
         return torch.where(_is_row(self.target(index), losses), above, -above).masked_fill(left_out, torch.nan)
 
-    def support(self, samples: Tensor, index: GroupIndex) -> Tensor:
-        """Return, for every group, as how many of its samples, drawn evenly, those that were seen are worth."""
+    def noise(self, errors: Tensor, samples: Tensor, index: GroupIndex) -> Tensor:
+        """Return the standard error of every group's rate, put together from its cells, `(Y, Z)`."""
         parts = index.counts / index.counts.sum(0)
-        worth = 1 / (parts**2 / samples).where(parts > 0, 0).sum(0, keepdim=True)
-        return worth.expand(index.shape)
+        variances = (parts**2 * _variances(errors, samples)).where(parts > 0, 0).sum(0, keepdim=True)
+        return variances.sqrt().expand(index.shape)
 
 
 CRITERIA: dict[str, type[Criterion]] = {
@@ -169,6 +169,12 @@ CRITERIA: dict[str, type[Criterion]] = {
     "demographic_parity": DemographicParity,
 }
 """What each name stands for."""
+
+
+def _variances(errors: Tensor, samples: Tensor) -> Tensor:
+    """Return the variances of rates, infinite where nothing was seen; as if one more were wrong, and one right."""
+    rates = ((errors.nan_to_num(0) * samples + 1) / (samples + 2)).clamp(0, 1)
+    return rates * (1 - rates) / samples
 
 
 def _is_row(row: int, matrix: Tensor) -> Tensor:

@@ -27,7 +27,10 @@ def by_hand(errors, counts, updates, passed=0.01, common=adaptive.COMMON):
         for y in range(len(errors)):
             mean = (errors[y] * counts[y]).sum() / counts[y].sum()
             for z in range(len(errors[y])):
-                difference[y, z] = (errors[y, z] - mean) * counts[y, z] / (counts[y, z] + DOUBT)
+                rate = (errors[y, z] * counts[y, z] + 1) / (counts[y, z] + 2)
+                noise = DOUBT * math.sqrt(rate * (1 - rate) / counts[y, z])
+                away = errors[y, z] - mean
+                difference[y, z] = np.sign(away) * max(0.0, abs(away) - noise)
         turns = turns + ((difference * before).sum(1) < 0)
         before, slowed = difference, difference / (1 + DAMPING * np.broadcast_to(turns, 2))[:, None]
         integral = integral + GAIN * passed / SETTLING * slowed
@@ -83,12 +86,14 @@ class TestFormula:
         assert 0 < change <= GAIN * 0.5 * 0.15
         assert float(long.state.memory["integral"].abs().max()) <= GAIN * 0.5 * 0.15
 
-    def test_few_samples_count_less(self):
-        few, many = FollowedRule(Adaptive(), COUNTS), FollowedRule(Adaptive(), COUNTS)
-        few.update(ERRORS, samples=torch.full((2, 2), DOUBT))
-        many.update(ERRORS, samples=torch.full((2, 2), 1e9))
-        one, other = (np.log(t.shares[0, 1] / t.shares[0, 0] * 3) for t in (few, many))
-        assert float(one / other) == pytest.approx(0.5)
+    def test_what_may_be_noise_is_left_alone(self):
+        moved = []
+        for number in (2.0, 30.0, 1e9):
+            training = FollowedRule(Adaptive(), COUNTS)
+            training.update(ERRORS, samples=torch.full((2, 2), number))
+            moved.append(float(np.log(training.shares[0, 1] / training.shares[0, 0] * 3)))
+        assert moved[0] == pytest.approx(0)
+        assert 0 < moved[1] < 0.6 * moved[2]
 
 
 class TestAnyData:
@@ -172,7 +177,7 @@ def settled(rule, response=0.4, updates=200, noise=0.0):
         now = (errors + torch.stack([lower, -lower])).clamp(0, 1)
         seen = now + noise * torch.tensor(generator.normal(size=(2, 2)))
         recent = torch.lerp(seen.clamp(0, 1), recent, kept)
-        training.update(recent, passed=1 / updates)
+        training.update(recent, samples=torch.full((2, 2), 1e5), passed=1 / updates)
     return float(rule.gaps(measurement(now, COUNTS)).max())
 
 
@@ -267,12 +272,21 @@ def test_the_gap_is_the_disparity_that_is_reported():
         assert float(gaps.nan_to_num(0).max()) == pytest.approx(audit[name], abs=1e-6), name
 
 
-def test_support_of_demographic_parity_is_the_worth_of_unequal_draws():
-    """Brute force: the variance of a group's rate, from cells that were drawn unequally often."""
-    index, samples = index_of_counts([[30, 10], [10, 20]]), torch.tensor([[5.0, 8.0], [50.0, 2.0]])
-    support = DemographicParity().support(samples, index)
-    variance = 0.21  # of every single prediction
-    for z in range(2):
-        parts = index.counts[:, z] / index.counts[:, z].sum()
-        of_rate = sum(float(parts[y]) ** 2 * variance / float(samples[y, z]) for y in range(2))
-        assert support[:, z].tolist() == pytest.approx([variance / of_rate] * 2)
+@pytest.mark.parametrize("criterion", [EqualizedOdds(), DemographicParity()])
+def test_noise_is_how_much_measured_rates_scatter(criterion):
+    """Brute force: the spread of rates over many draws of samples, of cells that are seen unequally often."""
+    index, samples = index_of_counts([[30, 10], [10, 20]]), torch.tensor([[50.0, 80.0], [500.0, 40.0]])
+    errors = torch.tensor([[0.3, 0.1], [0.4, 0.2]]).double()
+    random = np.random.default_rng(0)
+    seen = torch.tensor(random.binomial(samples.long().numpy(), errors.numpy(), size=(20_000, 2, 2))) / samples
+    rates = seen
+    if isinstance(criterion, DemographicParity):
+        parts = index.counts / index.counts.sum(0)
+        rates = (seen * parts).sum(1, keepdim=True).expand(-1, 2, -1)
+    torch.testing.assert_close(criterion.noise(errors, samples, index), rates.std(0).double(), rtol=0.05, atol=0.0)
+
+
+def test_nothing_seen_is_nothing_known():
+    index = index_of_counts([[30, 10], [10, 20]])
+    noise = EqualizedOdds().noise(torch.full((2, 2), torch.nan), torch.zeros(2, 2), index)
+    assert noise.isinf().all()
