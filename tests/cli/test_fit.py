@@ -122,7 +122,7 @@ class TestFit:
         fairbatch(tmp_path, "fit", "--ckpt_path", best_of(folder), "--trainer.max_epochs=2")
         with next(tmp_path.rglob("metrics.csv")).open() as file:
             steps = [int(row["step"]) for row in csv.DictReader(file)]
-        assert step <= min(steps)
+        assert step - 1 <= min(steps)  # Lightning logs the first batch after a validation at the step of the last one
         assert max(steps) >= 2 * 35 - 1  # counted from 0
 
 

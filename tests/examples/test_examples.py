@@ -95,9 +95,9 @@ def test_utkface_table(run_script, tmp_path):
     command = "utkface_table.py", "--data", tmp_path / "faces", "--backbones", "googlenet", *options
     printed = run_script(*command)
     lines = [line.split(" | ") for line in printed.splitlines() if line.startswith("| googlenet")]
-    assert [line[2] for line in lines] == ["original", "cutting", "fairbatch"]
-    assert [line[7] for line in lines] == ["1", "2", "1"]  # epochs
-    assert len(list((tmp_path / "out").glob("*.json"))) == 3
+    assert [line[2] for line in lines] == ["original", "cutting", "signed steps", "fairbatch"]
+    assert [line[7] for line in lines] == ["1", "2", "1", "1"]  # epochs
+    assert len(list((tmp_path / "out").glob("*.json"))) == 4
     assert (tmp_path / "out" / "start_googlenet_gender_0.ckpt").exists()
     again = run_script(*command)
     assert again == "\n".join(line for line in printed.splitlines() if line.startswith("|")) + "\n"

@@ -154,7 +154,7 @@ def test_columns_of_others_do_no_harm(tmp_path):
 
     monitors = FairnessMonitor(groups="group"), FairnessMonitor(groups="group", name="again")
     logger = CSVLogger(tmp_path, name="", version="run", prefix="exp-1")
-    run = trainer(FairBatch(groups="group"), *monitors, logger=logger)
+    run = trainer(FairBatch(groups="group", update_every="epoch"), *monitors, logger=logger)
     run.fit(Chatty(), loader(), held_out())
     path = tmp_path / "run" / "metrics.csv"
     rows = list(csv.DictReader(path.open()))

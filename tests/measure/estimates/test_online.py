@@ -163,7 +163,8 @@ class TestOnline:
             def on_train_batch_end(self, run, module, *args):
                 next(iter(run.train_dataloader))
 
-        module, callback = Recording(), FairBatch(groups="group", estimate=OnlineEstimate(samples_per_cell=4))
+        module, estimate = Recording(), OnlineEstimate(samples_per_cell=4)
+        callback = FairBatch(groups="group", rule=SignedSteps(), estimate=estimate)
         trainer(callback, Nosy(), max_epochs=2).fit(module, loader())
         for record, passes in zip(callback.history, module.epochs(), strict=True):
             torch.testing.assert_close(record.losses, cell_means(passes, Toy())[0])
