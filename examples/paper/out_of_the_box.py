@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the directory with the data")
     parser.add_argument("--output", type=Path, default=Path("out_of_the_box"), help="directory for results")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5, 15)))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(15, 25)))
     names = ["population", "compas", "adult"]
     parser.add_argument("--problems", nargs="+", default=names, choices=names)
     parser.add_argument("--criteria", nargs="+", default=list(DISPARITIES), choices=list(DISPARITIES))
