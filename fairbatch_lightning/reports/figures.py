@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_WORDS = {
+WORDS = {
     "loss": ("losses", "mean loss", "difference of loss"),
     "error": ("errors", "rate of wrong predictions", "from the rate of all groups"),
 }
+"""What values are called by their unit: many of them, one of them, and how groups differ in them."""
 MANY_LABELS = 12
 """Of more labels than this a picture shows those with the largest gaps, and matrices no numbers."""
 
 
 def shares_figure(over_time: SharesOverTime) -> Figure:
     """Draw the share and loss, or error rate, of every cell and the gap of every label over the updates."""
-    losses, loss, difference = _WORDS[over_time.unit]
+    losses, loss, difference = WORDS[over_time.unit]
     groups = over_time.group_names
     largest = over_time.gaps.nan_to_num(0).amax(0).argsort(descending=True, stable=True)[:MANY_LABELS]
     labels = {label: over_time.label_names[label] for label in sorted(largest.tolist())}

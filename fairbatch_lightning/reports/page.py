@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairbatch_lightning.fairness.audit import ACCURACIES, CRITERIA
-from fairbatch_lightning.reports.figures import confusion_figure, fairness_figure, runs_figure, shares_figure
+from fairbatch_lightning.reports.figures import WORDS, confusion_figure, fairness_figure, runs_figure, shares_figure
 from fairbatch_lightning.reports.log_format import Run
 from fairbatch_lightning.reports.pareto import TradeOffPoint, tradeoff_figure
 from fairbatch_lightning.reports.tables import Table, cell_table, number_texts
@@ -51,8 +51,8 @@ def _add_run(page: _Page, run: Run, name: str) -> None:
     """Add all that is known of one run; the files of its pictures begin with `name`."""
     page.heading(run.name)
     if run.shares is not None:
-        what = "errors" if run.shares.unit == "error" else "losses"
-        page.figure(shares_figure(run.shares), f"{name}_shares", f"What FairBatch did: shares, {what}, gaps")
+        what = f"What FairBatch did: shares, {WORDS[run.shares.unit][0]}, gaps"
+        page.figure(shares_figure(run.shares), f"{name}_shares", what)
     for stage, curves in run.curves.items():
         if len(curves.times) > 1:
             caption = f"Accuracy and fairness on {stage} data"

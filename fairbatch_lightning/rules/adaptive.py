@@ -29,15 +29,15 @@ WINDOW = 0.05
 UPDATES = 200
 """How many updates there are at least: ten in a window."""
 DOUBT = 1.0
-"""How many standard errors of a difference count as noise: what is within them is left alone, like a tolerance."""
+"""How many standard errors of a rate count as noise: a difference within them is left alone, like a tolerance."""
 LIMIT = math.log(8)
-"""No cell is drawn more than 8 times as often, or as seldom, as in the data, before its row is scaled to sum to 1: none
-is starved, so that training itself always tells how it fares."""
+"""How far log-odds go. As rows are scaled to sum to 1, no cell is drawn less than 1/64 as often as in the data: none is
+starved, so that training itself always tells how it fares."""
 DAMPING = 0.2
 """How much every turn of direction slows a row: after five of them it moves at half its speed (Kesten's rule)."""
 COMMON = 2.0
 """How often in a training what the labels have in common is forgotten. To draw a group more often for all labels alike
-moves no threshold for it, and does not settle; so that part of the log-odds only follows what is seen now."""
+moves no threshold for it, and does not settle: it would drift to the limit."""
 LONGEST_STEP = 0.5
 """Of the settling: what counts as passed at most between two updates, for trainings with few of them."""
 ENOUGH_UPDATES, MOST_TOLD = 20, 5

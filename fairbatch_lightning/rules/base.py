@@ -55,7 +55,7 @@ class Measurement:
 
     @cached_property
     def noise(self) -> Tensor:
-        """The standard errors of the `differences`, `(Y, Z)`, if losses are errors; infinite where nothing is known."""
+        """The standard errors of the rates that `differences` are of, `(Y, Z)`; infinite where nothing is known."""
         return self.criterion.noise(_precise(self.losses), _precise(self.samples), self.index)
 
 

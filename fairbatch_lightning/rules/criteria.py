@@ -56,7 +56,7 @@ class Criterion(ABC):
         return signal - (signal.nan_to_num(0) * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
 
     def noise(self, errors: Tensor, samples: Tensor, index: GroupIndex) -> Tensor:
-        """Return the standard errors of the `differences`, `(Y, Z)`, if losses are errors of so many samples."""
+        """Return the standard errors of the rates that `differences` are of, `(Y, Z)`, by the samples seen."""
         return _variances(errors, samples).sqrt()
 
     def _left_out(self, losses: Tensor, index: GroupIndex) -> Tensor:

@@ -17,12 +17,12 @@ COUNTS = torch.tensor([[300, 100], [200, 200]])
 ERRORS = torch.tensor([[0.1, 0.3], [0.4, 0.2]], dtype=torch.float64)
 
 
-def by_hand(errors, counts, updates, passed=0.01, common=adaptive.COMMON):
-    """The formula of the docs, cell by cell in numpy, for equalized odds and the same errors in every update."""
-    errors, counts = np.asarray(errors), np.asarray(counts, dtype=float)
+def by_hand(errors_of_updates, counts, passed=0.01, common=adaptive.COMMON):
+    """The formula of the docs, cell by cell in numpy, for equalized odds and errors `(Y, Z)` of every update."""
+    counts = np.asarray(counts, dtype=float)
     natural = counts / counts.sum(1, keepdims=True)
-    integral, turns, before = np.zeros_like(errors), 0, np.zeros_like(errors)
-    for _ in range(updates):
+    integral, turns, before = np.zeros_like(counts), 0, np.zeros_like(counts)
+    for errors in np.asarray(errors_of_updates):
         difference = np.zeros_like(errors)
         for y in range(len(errors)):
             mean = (errors[y] * counts[y]).sum() / counts[y].sum()
@@ -46,7 +46,7 @@ class TestFormula:
         training = FollowedRule(Adaptive(), COUNTS)
         for _ in range(updates):
             gaps = training.update(ERRORS)
-        torch.testing.assert_close(training.shares, torch.tensor(by_hand(ERRORS, COUNTS, updates)))
+        torch.testing.assert_close(training.shares, torch.tensor(by_hand([ERRORS.numpy()] * updates, COUNTS)))
         assert gaps.tolist() == pytest.approx([0.15, 0.1])  # from .15 and .3, the rates of all
 
     def test_who_is_worse_off_gains_in_all_rows_at_once(self):
@@ -76,6 +76,8 @@ class TestFormula:
         for number in range(6):
             training.update(turned if number % 2 else ERRORS)
         assert training.state.memory["turns"].tolist() == [5, 0]
+        expected = by_hand([turned.numpy() if number % 2 else ERRORS.numpy() for number in range(6)], COUNTS)
+        torch.testing.assert_close(training.shares, torch.tensor(expected))
 
     def test_a_training_of_few_updates_takes_no_wild_steps(self):
         """A third of a training is more than the settling time; it counts as a part of it."""
