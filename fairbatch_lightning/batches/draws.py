@@ -14,7 +14,7 @@ import torch
 
 from fairbatch_lightning.cells.values import Array
 
-_OFFSET, _SHUFFLE, _WALK = range(3)  # separate streams of random numbers within an epoch
+_OFFSET, _SHUFFLE, _WALK, _START = range(4)  # separate streams of random numbers within an epoch
 
 
 def generator(seed: int, epoch: int, stream: int, *key: int) -> np.random.Generator:
@@ -34,12 +34,15 @@ def rounding_offsets(num_batches: int, seed: int, epoch: int) -> Array:
     """Return one number in [0, 1) per batch, by which `fill_batches` rounds: `(num_batches,)`.
 
     Over the epoch they are evenly spaced, which makes every cell's total exact to within one. Their order is that of
-    a golden-ratio sequence, which keeps the totals close to that after any number of batches.
+    a golden-ratio sequence, which keeps the totals close to that after any number of batches. Where it starts goes
+    round with the epochs, by another irrational number: so that they stay close over many epochs of which only the
+    first batches are trained on.
     """
     stride = max(1, round(num_batches * (math.sqrt(5) - 1) / 2))
     while math.gcd(stride, num_batches) > 1:
         stride += 1
-    steps = np.arange(num_batches, dtype=np.int64) * stride % num_batches
+    start = int((generator(seed, 0, _START).random() + epoch * math.sqrt(2)) % 1 * num_batches)
+    steps = (start + np.arange(num_batches, dtype=np.int64) * stride) % num_batches
     return np.asarray((steps + generator(seed, epoch, _OFFSET).random()) / num_batches)
 
 

@@ -75,6 +75,16 @@ class TestQuotas:
         assert not np.allclose(offsets, rounding_offsets(number, seed=0, epoch=4))
         assert not np.allclose(offsets, rounding_offsets(number, seed=1, epoch=3))
 
+    @pytest.mark.parametrize("used", [1, 10, 37, 99])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_no_cell_is_starved_where_only_the_first_batches_of_epochs_are_used(self, used, seed):
+        """As by Trainer(limit_train_batches=10): 100 x 10 batches of 20 hold 40 samples of a cell of 4 in 2,000."""
+        sizes, batch_size, epochs = np.array([4, 96, 300, 1600]), 20, 100
+        offsets = [rounding_offsets(100, seed, epoch)[:used] for epoch in range(epochs)]
+        filled = fill_batches(sizes / sizes.sum(), batch_size, np.concatenate(offsets))
+        expected = sizes / sizes.sum() * batch_size * used * epochs
+        assert np.abs(np.bincount(filled.ravel()) - expected).max() <= 5
+
 
 class TestWalks:
     def test_no_sample_repeats_before_its_whole_cell_was_drawn(self, cells):

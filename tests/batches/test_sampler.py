@@ -125,6 +125,19 @@ def test_is_what_the_readme_says_for_plain_pytorch():
     assert all(len(x) == 10 for x, _ in loader)
 
 
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize(("samples", "processes"), [(239, 1), (239, 2), (240, 2), (241, 3), (40, 2)])
+def test_an_epoch_is_as_long_as_that_of_torchs_own_sampler(samples, processes, drop_last):
+    """With drop_last, 239 samples are 11 batches of 20 on one process, but 12 on two with batches of 10."""
+    dataset = TensorDataset(torch.zeros(samples))
+    theirs = DataLoader(
+        dataset, 20 // processes, sampler=DistributedSampler(dataset, processes, rank=0), drop_last=drop_last
+    )
+    labels = torch.arange(samples) % 2
+    ours = FairSampler(labels, labels, 20 // processes, num_replicas=processes, rank=0, drop_last=drop_last)
+    assert ours.num_batches == len(theirs)
+
+
 def test_an_epoch_of_another_length():
     labels, groups = data(SIZES["binary"])
     index = GroupIndex.from_values(labels, groups)
