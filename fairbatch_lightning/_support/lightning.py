@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
@@ -73,6 +74,14 @@ def step_to_log_at(trainer: Trainer) -> int:
 def is_compiled(module: LightningModule) -> bool:
     """Return whether the module is what `torch.compile` made of a LightningModule."""
     return getattr(module, "_compiler_ctx", None) is not None
+
+
+def has_compiled_parts(module: nn.Module) -> bool:
+    """Return whether a module or a part of it was compiled by `torch.compile` or `module.compile()`."""
+    parts = module.modules()
+    return getattr(module, "_compiler_ctx", None) is not None or any(
+        hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) for part in parts
+    )
 
 
 def training_step_of(trainer: Any, module: Any, batch: Any, number: int) -> tuple[Callable[..., Any], Iterable[Any]]:

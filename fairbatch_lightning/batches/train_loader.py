@@ -50,6 +50,14 @@ class TrainLoader:
         batches[self.position] = batch
         return tree_unflatten(batches, spec)
 
+    def unwrap(self, batch: Any) -> Any:
+        """Return the batch of this loader in what `training_step` gets: together with those of others, if there are."""
+        contents = _contents(self.given)
+        in_turn = is_combined(self.given) and combined_mode(self.given) == "sequential"
+        if isinstance(contents, DataLoader) or in_turn:
+            return batch
+        return batch[list(contents)[self.position] if isinstance(contents, Mapping) else self.position]
+
     @cached_property
     def _other_batches(self) -> list[Any]:
         loaders = tree_leaves(_contents(self.given))

@@ -16,6 +16,7 @@ from fairbatch_lightning.batches.sampler import FairSampler
 from fairbatch_lightning.callbacks.base import ChangesBatches, LoadedData
 from fairbatch_lightning.callbacks.fit import FairFit
 from fairbatch_lightning.callbacks.length import batches_done
+from fairbatch_lightning.cells.classes import ClassNumbers
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.lookup import Source
 from fairbatch_lightning.measure.estimates.base import Estimate, TrainingRun
@@ -115,6 +116,7 @@ class FairBatch(ChangesBatches):
         self._reader = LogitsReader("FairBatch", logits)
         self._logits, self._update_every = logits, update_every
         self._check_update_every()
+        self._classes = ClassNumbers()
         self._fit: FairFit | None = None
 
     def _check_update_every(self) -> None:
@@ -174,6 +176,7 @@ class FairBatch(ChangesBatches):
             groups=self._groups,
             compared=compared_rows(self._criterion, data.index),
             starves_cells=self._rule.starves_cells,
+            classes=self._classes,
             **processes_of(data.trainer),
         )
         estimate = copy.deepcopy(self._estimate)
@@ -225,13 +228,18 @@ class FairBatch(ChangesBatches):
         if self._batches is not None:
             self._live()[0].before_batch()
 
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Watch no longer: the logits have been computed."""
+        if self._batches is not None:
+            self._live()[0].after_forward()
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Refuse a module whose logits are out of reach at once; update the shares if it is time."""
         if self._batches is None:
             return
-        self._live()[0].after_batch(self._batches.take(), outputs)
+        self._live()[0].after_batch(self._batches.take(), outputs, batch)
         if self._is_due(trainer, batch_idx):
             self._update(trainer)
 
@@ -253,10 +261,18 @@ class FairBatch(ChangesBatches):
         if fit := self._validating(trainer):
             fit.estimate.before_validation_batch(fit.run, dataloader_idx)
 
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *batch: Any) -> None:
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         """Show the estimate what came of the batch."""
         if fit := self._validating(trainer):
-            fit.estimate.after_validation_batch(fit.run, outputs)
+            fit.estimate.after_validation_batch(fit.run, outputs, batch)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Update the shares, if that is where losses come from; batches from now on follow them."""
@@ -272,10 +288,10 @@ class FairBatch(ChangesBatches):
 
     def _forget(self) -> None:
         super()._forget()
-        self._fit, self._reader = None, LogitsReader("FairBatch", self._logits)
+        self._fit, self._reader, self._classes = None, LogitsReader("FairBatch", self._logits), ClassNumbers()
 
     def _sample_loss(self, index: GroupIndex) -> SampleLoss:
-        return SampleLoss(index, self._loss, self._criterion.target(index))
+        return SampleLoss(index, self._loss, self._criterion.target(index), self._classes)
 
     def _live(self) -> tuple[FairFit, FairSampler]:
         """Return the fit that is going on, and what draws its batches."""

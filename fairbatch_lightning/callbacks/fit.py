@@ -18,7 +18,7 @@ from fairbatch_lightning.batches.sampler import Drawn, FairSampler
 from fairbatch_lightning.callbacks.length import batches_done, expected_batches
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun
 from fairbatch_lightning.measure.estimates.silent_pass import check_can_evaluate
-from fairbatch_lightning.measure.logits import returned_logits
+from fairbatch_lightning.measure.pairing import Pairing
 from fairbatch_lightning.measure.per_sample import PerSampleLoss
 from fairbatch_lightning.measure.sample_losses import LossOfEverySample
 from fairbatch_lightning.rules.base import Measurement, UpdateRule
@@ -57,7 +57,7 @@ class FairFit:
         self._recent: CellLosses | None = None
         self._measured: Measurement | None = None
         self._updated_at, self._length = 0, math.inf  # in batches
-        self._logits_seen = False
+        self.pairing = Pairing(run, measures_training=self._watches_training)
         self._resumed_epoch: int | None = None
         self._warned: set[str] = set()
         estimate.start(run)
@@ -67,16 +67,18 @@ class FairFit:
         self._importance = copy.deepcopy(self._given_importance)
         self._sample_losses: LossOfEverySample | None = None
         if self._importance is not None:
-            self._sample_losses = LossOfEverySample(self.run.index, self._importance_loss)
+            self._sample_losses = LossOfEverySample(self.run.index, self._importance_loss, self.run.classes)
 
     def reload(self, run: TrainingRun, *, same_samples: bool) -> None:
         """Go on with data that was loaded anew."""
         self.run = run
+        self.pairing.reload(run)
         if not same_samples:
             self._start_importance()
 
     def close(self) -> None:
         """Let go of what the fit needed."""
+        self.pairing.leave()
         self.estimate.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -88,52 +90,69 @@ class FairFit:
         return self.estimate.watches_training or self._importance is not None
 
     def before_batch(self) -> None:
-        """Keep the logits of a training batch if they are wanted, and those of the first for a check."""
-        first = not self._logits_seen and not self.run.is_compiled  # there it would have everything compiled twice
-        if first or self._watches_training:
+        """Look closely at the first training batches, and keep the logits of others if they are wanted."""
+        if self.pairing.is_open and not self._waits_for_update:
+            self.pairing.begin()
+        elif self._watches_training:
             self.run.reader.expect(self.run.loader.batch_size)
 
-    def after_batch(self, batch: Drawn | None, outputs: Any) -> None:
+    @property
+    def _waits_for_update(self) -> bool:
+        """Whether logits are not looked for before an update wants them: that would have everything compiled twice."""
+        return self.run.is_compiled and not self._watches_training
+
+    def after_forward(self) -> None:
+        """Watch no longer: what follows is the backward pass."""
+        self.pairing.forward_ends()
+
+    def after_batch(self, drawn: Drawn | None, outputs: Any, batch: Any) -> None:
         """Show a training batch to whom it concerns; there is none if a loader that is shorter than others is through.
 
         Args:
-            batch: The samples of the batch.
+            drawn: The samples of the batch.
             outputs: What `training_step` returned.
+            batch: What it was given.
         """
-        reader = self.run.reader
-        if batch is None or (self._logits_seen and not self._watches_training):
-            reader.drop()
-            return
-        automatic = self.run.module.automatic_optimization
-        returned_first = reader.training_step_returns if self._logits_seen else automatic
-        logits = reader.read(outputs, len(batch.samples), returned_first=returned_first)
-        if not self._logits_seen:
-            self._check_logits(outputs, logits, batch)
+        if drawn is None:
+            self.pairing.leave()
+            self.run.reader.drop()
+        elif self.pairing.is_open and not self._waits_for_update:
+            self._observe(self._checked_logits(outputs, batch, drawn), drawn)
+        else:
+            self.pairing.note(batch, drawn)
+            if self._watches_training:
+                self._observe(self._known_logits(outputs, len(drawn.samples)), drawn)
+
+    def _observe(self, logits: Tensor | None, drawn: Drawn) -> None:
         if logits is None:
             return
         if self.estimate.watches_training:
-            self.estimate.observe(self.run, logits.detach(), batch.cells)
+            self.estimate.observe(self.run, logits.detach(), drawn.cells)
         if self._sample_losses is not None:
-            self._sample_losses.observe(logits.detach(), batch.samples)
+            self._sample_losses.observe(logits.detach(), drawn.samples)
 
-    def _check_logits(self, outputs: Any, logits: Tensor | None, batch: Drawn) -> None:
-        """After the first training batch: see that its logits were found, and that losses can be had of them."""
-        automatic, reader = self.run.module.automatic_optimization, self.run.reader
-        if logits is None and not self.run.is_compiled:  # see `before_batch`; there the first update will see
-            if automatic and not outputs:
-                return  # the step has left this batch out
-            raise reader.missing(len(batch.samples))
-        if logits is not None:
-            if logits is returned_logits(outputs, len(batch.samples)):
-                reader.training_step_returns = automatic
-                if not automatic and not self.run.is_compiled:
-                    raise RuntimeError(
-                        "With manual optimization FairBatch cannot run `training_step` to its end for the logits that"
-                        " it returns. Call `self(x)` in it, or name the submodule that computes them:"
-                        ' FairBatch(logits="net").'
-                    )
-            self.run.add_losses(self.run.new_metric(), logits.detach(), batch.cells)
-        self._logits_seen = True
+    def _checked_logits(self, outputs: Any, batch: Any, drawn: Drawn) -> Tensor | None:
+        """Return the logits of one of the first batches, once it is sure whose they are."""
+        automatic = self.run.module.automatic_optimization
+        logits = self.pairing.finish(outputs, batch, drawn)
+        if self.pairing.are_returned:
+            self.run.reader.training_step_returns = automatic
+            if not automatic and not self.run.is_compiled:
+                raise RuntimeError(
+                    "With manual optimization FairBatch cannot run `training_step` to its end for the logits that"
+                    " it returns. Call `self(x)` in it, or name the submodule that computes them:"
+                    ' FairBatch(logits="net").'
+                )
+        return logits
+
+    def _known_logits(self, outputs: Any, size: int) -> Tensor | None:
+        """Return the logits of a batch from where they came in the first ones."""
+        reader = self.run.reader
+        logits = reader.read(outputs, size, returned_first=reader.training_step_returns)
+        if reader.sees_other_passes:  # which output is which now?
+            self.pairing.look_again()
+            return None
+        return logits
 
     def is_due(self, batches_left: float) -> bool:
         """Return whether it is time for one of the updates that the rule wants to have within epochs.
@@ -158,6 +177,7 @@ class FairFit:
             epoch: The epoch that the update is of; default: the current one.
         """
         trainer, index, before = self.run.trainer, self.run.index, self.state
+        self.pairing.check_last()
         measured = self._measured = self._measure(sampler)
         self.state = replace(self._rule.update(before, measured), updates=before.updates + 1)
         sampler.shares = self.state.shares
@@ -217,6 +237,8 @@ class FairFit:
             "updated_at": self._updated_at,
             "length": self._length,
             "step_returns_logits": self.run.reader.training_step_returns,
+            "logits_from": self.run.reader.watched,
+            "classes": dict(self.run.classes.learnt),
             "estimate": self.estimate.state_dict(self.run, alone=alone),
             "importance": None if losses is None else losses.state_dict(alone=alone),
             "history": [record.state_dict() for record in self.history],
@@ -228,6 +250,9 @@ class FairFit:
         self._recent = CellLosses(*state["recent"]) if state["recent"] else None
         self._updated_at, self._length = state["updated_at"], state["length"]
         self.run.reader.training_step_returns |= state["step_returns_logits"]
+        if not self.run.has_compiled_parts:
+            self.run.reader.watch_again(self.run.module, state["logits_from"])
+        self.run.classes.learn(state["classes"])
         self.estimate.load_state_dict(self.run, state["estimate"])
         if self._sample_losses is not None and state["importance"]:
             self._sample_losses.load_state_dict(state["importance"], self.run.rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.lookup import Source, check_findable
 from fairbatch_lightning.fairness.audit import Audit, FairnessRecord
 from fairbatch_lightning.fairness.counts import HeldOutPass, Reading
+from fairbatch_lightning.measure.evidence import Evidence, WatchedStep
 from fairbatch_lightning.measure.logits import LogitsReader
 from fairbatch_lightning.reports.curves import curves_of_history
 from fairbatch_lightning.reports.figures import confusion_figure, fairness_figure
@@ -34,6 +35,13 @@ WHO = "FairnessMonitor"
 STAGES = {"validate": "val", "test": "test"}
 MOST_COUNTS = 5000
 """How many counts of predictions go to a CSV log at most."""
+
+
+class _CheckedPass(NamedTuple):
+    """A pass over held-out data, and what its batches say of the labels."""
+
+    counted: HeldOutPass
+    evidence: Evidence
 
 
 class FairnessMonitor(AnyCallback):
@@ -89,9 +97,10 @@ class FairnessMonitor(AnyCallback):
         self._groups, self._labels, self._stages, self._logits = groups, labels, stages, logits
         self._reading = Reading(positive_label, threshold, min_samples)
         self._name, self._prefix = name, monitor_prefix(name)
-        self._passes: list[HeldOutPass] = []
-        self._current: tuple[HeldOutPass, np.ndarray[Any, Any]] | None = None
+        self._passes: list[_CheckedPass] = []
+        self._current: tuple[_CheckedPass, np.ndarray[Any, Any]] | None = None
         self._classes = ClassNumbers()
+        self._step: WatchedStep | None = None
         self._warned: set[str] = set()
         self._fitting = False
         self._trainer: Trainer | None = None
@@ -113,6 +122,7 @@ class FairnessMonitor(AnyCallback):
             "_trainer": None,
             "_passes": [],
             "_current": None,
+            "_step": None,
             "log_dict": None,
         }
 
@@ -160,12 +170,15 @@ class FairnessMonitor(AnyCallback):
         self._reader.attach(pl_module)
         loaders = held_out_loaders(trainer)
         check_held_out(trainer, loaders, WHO)
-        known = {id(done.loader.dataset): done.data.index for done in earlier}
+        known = {id(done.counted.loader.dataset): done for done in earlier}
         for loader in loaders:
-            index = known.get(id(loader.dataset))
-            if index is None:
+            if (before := known.get(id(loader.dataset))) is not None:
+                index, evidence = before.counted.data.index, before.evidence
+            else:
                 index = GroupIndex.from_dataset(loader.dataset, self._labels, self._groups)
-            self._passes.append(HeldOutPass(loader, index, pl_module.device, self._classes, self._reading))
+                evidence = Evidence(WHO, index, self._labels, self._groups, self._classes, loader)
+            counted = HeldOutPass(loader, index, pl_module.device, self._classes, self._reading)
+            self._passes.append(_CheckedPass(counted, evidence))
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -173,9 +186,11 @@ class FairnessMonitor(AnyCallback):
         """Watch for the logits."""
         self._current = None
         if self._passes:
-            samples = self._passes[dataloader_idx].next_batch()
-            self._current = self._passes[dataloader_idx], samples
+            counted, evidence = going_on = self._passes[dataloader_idx]
+            samples = counted.next_batch()
+            self._current = going_on, samples
             self._reader.expect(len(samples))
+            self._step = evidence.watch(pl_module, len(samples))
 
     def on_validation_batch_end(
         self,
@@ -188,20 +203,26 @@ class FairnessMonitor(AnyCallback):
     ) -> None:
         """Count the predictions."""
         if self._current is not None:
-            going_on, samples = self._current
-            step = "test_step" if trainer.testing else "validation_step"
-            going_on.add(samples, self._reader.require(outputs, len(samples), step))
+            ((counted, evidence), samples), step = self._current, self._step
+            self._stop_watching()
+            name = "test_step" if trainer.testing else "validation_step"
+            logits = self._reader.require(outputs, len(samples), name)
+            if (samples >= 0).all():
+                evidence.check_held_out(step, logits, batch, counted.data.index.cells[samples])
+            counted.add(samples, logits)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log what was counted; a sanity check was only to see that it can be."""
         stage = "test" if trainer.testing else "val"
-        for number, done in enumerate(self._passes if not trainer.sanity_checking else []):
+        for number, (done, evidence) in enumerate(self._passes if not trainer.sanity_checking else []):
+            if (problem := evidence.check_last()) is not None:
+                raise problem
             if done.counts is None:  # there was no batch
                 continue
             place, audit = f"{stage}_{number}" if len(self._passes) > 1 else stage, done.counts.audit()
             problems = audit.problems(place)
-            for problem in (problem for problem in problems if problem not in self._warned):
-                warn(f"{WHO}: {problem}")
+            for found in (found for found in problems if found not in self._warned):
+                warn(f"{WHO}: {found}")
             self._warned.update(problems)
             self._log(trainer, place, audit)
 
@@ -255,8 +276,14 @@ class FairnessMonitor(AnyCallback):
         if audit.confusion.numel() <= MOST_COUNTS:
             log_at_once(trainer, count_values(audit, record, self._prefix), only_csv=True)
 
+    def _stop_watching(self) -> None:
+        if self._step is not None:
+            self._step.leave()
+        self._step = None
+
     def _detach(self) -> None:
         self._reader.detach()
+        self._stop_watching()
         self._current, self._passes = None, []
 
 

@@ -107,6 +107,7 @@ def _fits(source: Any, dataset: Any) -> bool:
 def _look_up(dataset: Any, source: Source, role: Role) -> Column | None:
     """Return the column, or None if it is not to be had without reading samples."""
     if is_array(source) and len(source) == _length(dataset):
+        _check_order(dataset, role)
         return Column(*categorical(source, role))
     if callable(source):
         return _called(dataset, source, role)
@@ -120,6 +121,20 @@ def _look_up(dataset: Any, source: Source, role: Role) -> Column | None:
     if is_array(source):
         raise ValueError(_wrong_length(dataset, len(source), role))
     return None
+
+
+def _check_order(dataset: Any, role: Role) -> None:
+    """Refuse an array for a part that is all of a dataset in another order: it may be in either order."""
+    inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
+    if indices is None or not isinstance(inner, Sized) or len(inner) != _length(dataset):
+        return
+    if not np.array_equal(np.asarray(indices), np.arange(len(inner))):
+        raise ValueError(
+            f"Expected argument `{role}` to leave no doubt, but the array fits the part of the dataset that is trained"
+            f" on as well as the whole, of which that is all in another order ({type(dataset).__name__}). Pass a"
+            f" function that returns them in the order of the part, {role}=lambda part: values[part.indices], or the"
+            " name of an attribute of the whole dataset."
+        )
 
 
 def _called(dataset: Any, source: Callable[[Any], Any], role: Role) -> Column | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fairbatch_lightning.cells.classes import classes_of_labels, is_binary, num_classes, predicted
+from fairbatch_lightning.cells.classes import ClassNumbers, is_binary, num_classes, predicted
 from fairbatch_lightning.cells.index import GroupIndex
 
 PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -53,10 +53,14 @@ class SampleLoss:
         index: The labels of the data.
         loss: A function of logits and class numbers `(B,)` that returns one value per sample.
         target: The row that all samples are measured against; None for each sample's own.
+        classes: Which of the model's classes labels are, if more is known than follows from their numbers.
     """
 
-    def __init__(self, index: GroupIndex, loss: PerSampleLoss, target: int | None) -> None:
+    def __init__(
+        self, index: GroupIndex, loss: PerSampleLoss, target: int | None, classes: ClassNumbers | None = None
+    ) -> None:
         self._index, self._loss, self._target = index, loss, target
+        self._numbers = ClassNumbers() if classes is None else classes
         self._classes: dict[tuple[int, torch.device], Tensor] = {}
 
     @property
@@ -84,7 +88,8 @@ class SampleLoss:
 
     def _classes_of_cells(self, number: int) -> Tensor:
         """Return the class number that each cell's samples are measured against, `(Y * Z,)`."""
-        classes = torch.tensor(classes_of_labels(self._index.label_values, number))
+        found = self._numbers.find(self._index.label_values, number)
+        classes = torch.tensor([found[label] for label in self._index.label_values])
         if self._target is not None:
             classes = classes[self._target].expand_as(classes)
         return classes.repeat_interleave(self._index.shape[1])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fairbatch_lightning._support.devices import to_device
+from fairbatch_lightning.cells.classes import ClassNumbers
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.group_loss import GroupLoss
@@ -21,10 +22,11 @@ class LossOfEverySample:
     Args:
         index: The cell of every sample.
         loss: The per-sample loss.
+        classes: Which of the model's classes labels are.
     """
 
-    def __init__(self, index: GroupIndex, loss: PerSampleLoss) -> None:
-        self._index, self._loss = index, SampleLoss(index, loss, None)
+    def __init__(self, index: GroupIndex, loss: PerSampleLoss, classes: ClassNumbers | None = None) -> None:
+        self._index, self._loss = index, SampleLoss(index, loss, None, classes)
         self._known = torch.full((len(index),), torch.nan)
         self._recent = GroupLoss(1, len(index), sum_dtype=torch.float32)  # here every sample is a cell of its own
 

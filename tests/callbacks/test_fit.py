@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import Toy, ToyModule, measurement
+from helpers import Toy, ToyModule, loader, measurement
 
 from fairbatch_lightning import (
     Adaptive,
@@ -23,7 +23,9 @@ from fairbatch_lightning import (
     TrainingRun,
 )
 from fairbatch_lightning.batches.sampler import Drawn
+from fairbatch_lightning.batches.train_loader import TrainLoader
 from fairbatch_lightning.callbacks.fit import FairFit
+from fairbatch_lightning.measure.evidence import FIRST_BATCHES
 from fairbatch_lightning.measure.logits import LogitsReader
 from fairbatch_lightning.measure.per_sample import SampleLoss, cross_entropy
 
@@ -84,7 +86,7 @@ def new_fit(estimate=None, importance=None, criterion=None, module=None, epoch=0
         fit_loop=SimpleNamespace(total_batch_idx=12 * (epoch + 1) - 1),
     )
     loss = SampleLoss(INDEX, cross_entropy, None)
-    run = TrainingRun(trainer, module, SimpleNamespace(batch_size=20), INDEX, loss, reader)
+    run = TrainingRun(trainer, module, TrainLoader.find(loader(TOY)), INDEX, loss, reader)
     rule, criterion = rule or SignedSteps(alpha=0.05), EqualizedOdds() if criterion is None else criterion
     return FairFit(run, criterion, rule, Given() if estimate is None else estimate, importance, cross_entropy)
 
@@ -98,7 +100,9 @@ def train(fit, samples, outputs=None):
     fit.before_batch()
     logits = fit.run.module(TOY.x[samples])
     loss = torch.nn.functional.cross_entropy(logits, TOY.targets[samples])
-    fit.after_batch(drawn(samples), {"loss": loss} if outputs is None else outputs)
+    fit.after_forward()
+    batch = TOY.x[samples], TOY.targets[samples]
+    fit.after_batch(drawn(samples), {"loss": loss} if outputs is None else outputs, batch)
     return logits
 
 
@@ -107,6 +111,8 @@ def drawn(samples):
 
 
 FIRST, SECOND = list(range(20)), list(range(20, 40))
+BATCH = None
+"""For steps whose batch does not matter: it holds no labels to compare with."""
 
 
 class TestUpdate:
@@ -216,20 +222,19 @@ class TestBatches:
         assert len(estimate.observed) == 2
 
     def test_are_not_watched_in_vain(self):
-        """The first is, to see that logits can be had; none after it if nobody wants them."""
+        """The first are, to see that logits can be had, and whose they are; none after them if nobody wants them."""
         fit, expected = new_fit(estimate := Given()), []
-        fit.run.reader.expect = expected.append
-        fit.before_batch()
-        fit.after_batch(drawn(FIRST), {"logits": torch.zeros(20, 2)})
-        fit.before_batch()
-        fit.after_batch(drawn(SECOND), None)
-        assert expected == [20]
+        arm = fit.run.reader.expect
+        fit.run.reader.expect = lambda size: (expected.append(size), arm(size))
+        for _ in range(5):
+            train(fit, FIRST)
+        assert expected == [20] * FIRST_BATCHES
         assert estimate.observed == []
 
     def test_of_a_shorter_loader_may_be_none(self):
         fit = new_fit(estimate := Given(watches=True))
         fit.before_batch()
-        fit.after_batch(None, {"loss": torch.zeros(())})
+        fit.after_batch(None, {"loss": torch.zeros(())}, BATCH)
         assert estimate.observed == []
         train(fit, FIRST)
         assert len(estimate.observed) == 1
@@ -238,13 +243,13 @@ class TestBatches:
         fit = new_fit()
         fit.before_batch()
         with pytest.raises(RuntimeError, match="FairBatch found no logits for a batch of 20 samples: `training_step`"):
-            fit.after_batch(drawn(FIRST), {"loss": torch.zeros(())})
+            fit.after_batch(drawn(FIRST), {"loss": torch.zeros(())}, BATCH)
 
     def test_that_the_step_leaves_out_are_left_out(self):
         """Under automatic optimization that is what returning nothing means; under manual it means nothing."""
         fit = new_fit(estimate := Given(watches=True))
         fit.before_batch()
-        fit.after_batch(drawn(FIRST), {})
+        fit.after_batch(drawn(FIRST), {}, BATCH)
         assert estimate.observed == []
         train(fit, SECOND)
         assert len(estimate.observed) == 1
@@ -252,13 +257,13 @@ class TestBatches:
         fit.run.module.automatic_optimization = False
         fit.before_batch()
         with pytest.raises(RuntimeError, match="found no logits"):
-            fit.after_batch(drawn(FIRST), {})
+            fit.after_batch(drawn(FIRST), {}, BATCH)
 
     def test_after_the_first_may_lack_logits(self):
         fit = new_fit(estimate := Given(watches=True))
         train(fit, FIRST)
         fit.before_batch()
-        fit.after_batch(drawn(SECOND), {"loss": torch.zeros(())})
+        fit.after_batch(drawn(SECOND), {"loss": torch.zeros(())}, BATCH)
         assert len(estimate.observed) == 1
 
     def test_with_returned_logits_under_manual_optimization(self):
@@ -271,13 +276,13 @@ class TestBatches:
         other.run.module.automatic_optimization = False
         other.before_batch()
         with pytest.raises(RuntimeError, match="With manual optimization FairBatch cannot run `training_step`"):
-            other.after_batch(drawn(SECOND), {"logits": torch.zeros(20, 2)})
+            other.after_batch(drawn(SECOND), {"logits": torch.zeros(20, 2)}, BATCH)
 
     def test_whose_losses_cannot_be_had_are_refused_at_once(self):
         fit = new_fit()
         fit.before_batch()
         with pytest.raises(ValueError, match="one prediction per sample"):
-            fit.after_batch(drawn(FIRST), {"logits": torch.zeros(20, 2, 5)})
+            fit.after_batch(drawn(FIRST), {"logits": torch.zeros(20, 2, 5)}, BATCH)
 
 
 class TestGoingOn:

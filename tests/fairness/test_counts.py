@@ -175,6 +175,8 @@ def test_the_positive_label_is_that_of_the_criteria_by_default(labels, num_class
     index = GroupIndex.from_values(labels * 2, ["a"] * len(labels) + ["b"] * len(labels))
     held_out = HeldOutSet.of_loader(DataLoader(range(len(index))), index)
     numbers = ClassNumbers()
+    if isinstance(labels[0], str):
+        numbers.learn({"no": 0, "yes": 1})
     audit = counts.HeldOutCounts(held_out, torch.zeros(1, num_classes), numbers, Reading()).audit()
     row = index.positive_row(None)
     assert audit.positive == (None if row is None else numbers.find(labels, num_classes)[labels[row]])

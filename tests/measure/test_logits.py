@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fairbatch_lightning.measure.logits import ForwardDone, LogitsReader, find_logits, returned_logits
+from fairbatch_lightning.measure.logits import ForwardDone, LogitsReader
+from fairbatch_lightning.measure.outputs import find_logits, returned_logits
 
 GoogLeNetOutputs = namedtuple("GoogLeNetOutputs", ["logits", "aux_logits2", "aux_logits1"])
 

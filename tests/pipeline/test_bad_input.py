@@ -180,15 +180,43 @@ class Batches:
 
 
 class NoForward(ToyModule):
+    """Computes its logits where no hook sees them."""
+
     def training_step(self, batch, batch_idx):
         x, y, index = batch
         self.batches.append(index.tolist())
-        return functional.cross_entropy(self.net(x), y)
+        return functional.cross_entropy(functional.linear(x, self.net.weight, self.net.bias), y)
 
 
 class ReturnsScalar(NoForward):
     def training_step(self, batch, batch_idx):
         return {"loss": super().training_step(batch, batch_idx), "logits": torch.zeros(())}
+
+
+class TwoViews(NoForward):
+    """Passes two views of every sample at once."""
+
+    def training_step(self, batch, batch_idx):
+        x, y, index = batch
+        self.batches.append(index.tolist())
+        return functional.cross_entropy(self(torch.cat([x, -x])), torch.cat([y, y]))
+
+
+class DropsSamples(NoForward):
+    def training_step(self, batch, batch_idx):
+        x, y, index = batch
+        self.batches.append(index.tolist())
+        return functional.cross_entropy(self(x[:15]), y[:15])
+
+
+class OtherName(NoForward):
+    def forward(self, x):
+        return {"preds": functional.linear(x, self.net.weight, self.net.bias)}
+
+    def training_step(self, batch, batch_idx):
+        x, y, index = batch
+        self.batches.append(index.tolist())
+        return functional.cross_entropy(self(x)["preds"], y)
 
 
 class ManualReturns(NoForward):
@@ -199,14 +227,17 @@ class ManualReturns(NoForward):
     def training_step(self, batch, batch_idx):
         x, _, index = batch
         self.batches.append(index.tolist())
-        return {"logits": self.net(x)}
+        return {"logits": functional.linear(x, self.net.weight, self.net.bias)}
 
 
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (NoForward, r'found no logits for a batch of 20 samples.*FairBatch\(logits="net"\), or return'),
+        (NoForward, r'no call of the module or any part of it.*FairBatch\(logits="net"\), or return'),
         (ReturnsScalar, "found no logits for a batch of 20 samples"),
+        (TwoViews, r"a tensor \(40, 2\) of `self\(x\)`; a tensor \(40, 2\) of `net`. It has 2 rows for every sample"),
+        (DropsSamples, r"a tensor \(15, 2\) of `self\(x\)`.* Samples seem to be dropped on the way"),
+        (OtherName, r"output is a mapping with preds: a tensor \(20, 2\), in which no entry is called `logits`"),
         (ManualReturns, r"With manual optimization .* Call `self\(x\)` in it, or name the submodule"),
     ],
 )
@@ -228,23 +259,42 @@ class Named(Toy):
         return self.x[index], self.numbers[index], index
 
 
-def test_labels_that_are_no_class_numbers_of_a_larger_model_are_refused():
+class HandMade(ToyModule):
+    """Looks up the class of a name, and computes its loss by hand: nobody else can know which class is which."""
+
+    def training_step(self, batch, batch_idx):
+        x, y, _ = batch
+        target = torch.eye(self.net.out_features)[[2 if name == "cat" else 0 for name in y]]
+        return (self(x) * target).sum(1).exp().mean()
+
+
+def test_names_of_which_nothing_says_what_classes_they_are_are_refused():
     """Which of four outputs is "dog" cannot be known: the losses would be those of a class that nobody chose."""
-    module = ToyModule(num_labels=4)
+    dataset = Named(["cat", "dog"])
+    dataset.numbers = dataset.targets
     with pytest.raises(
         ValueError, match=r"tells 4 classes apart, .*'cat', 'dog'\].* as numbers of classes, from 0 to 3"
     ):
-        fit(FairBatch(groups="group"), loader(Named(["cat", "dog"])), module)
-    assert len(module.batches) == 1
+        fit(FairBatch(groups="group", logits="net"), loader(dataset), HandMade(num_labels=4))
 
 
-@pytest.mark.parametrize(("labels", "num_classes", "classes"), [(["cat", "dog"], 2, [0, 1]), ([0, 2], 3, [0, 2])])
+@pytest.mark.parametrize(
+    ("labels", "num_classes", "classes"),
+    [
+        (["cat", "dog"], 2, [0, 1]),
+        (["unhired", "hired"], 2, [0, 1]),  # not by the alphabet
+        (["cat", "horse"], 3, [0, 2]),
+        ([0, 2], 3, [0, 2]),
+        ([1, 2], 3, [0, 1]),  # counted from 1 where the model counts from 0
+    ],
+)
 @pytest.mark.parametrize("criterion", ["equal_opportunity", "equalized_odds", "demographic_parity"])
 def test_labels_whose_classes_are_known_are_taken(labels, num_classes, classes, criterion):
-    """Names for all classes, or numbers for some; the losses are those of the right classes."""
+    """Names of classes, or numbers of some, as the batches tell; the losses are those of the right classes."""
     dataset, module = Named(labels), ToyModule(num_classes, lr=0.0)
     dataset.numbers = torch.tensor(classes)[dataset.numbers]
-    callback = FairBatch(criterion, groups="group", rule="paper")
+    chosen = {"equalized_odds": EqualizedOdds(), "equal_opportunity": EqualOpportunity(labels[1])}
+    callback = FairBatch(chosen.get(criterion, DemographicParity(labels[1])), groups="group", rule="paper")
     fit(callback, loader(dataset), module, max_epochs=1)
     against = dataset.numbers if criterion != "demographic_parity" else torch.full((240,), classes[1])
     losses = functional.cross_entropy(module(dataset.x), against, reduction="none").detach().double()

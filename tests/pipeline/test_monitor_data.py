@@ -7,7 +7,7 @@ import torch
 from evaluated import Evaluated, by_hand, held_out
 from helpers import Toy, ToyModule, loader, trainer
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from fairbatch_lightning import FairBatchWarning, FairnessMonitor
 
@@ -29,11 +29,45 @@ def test_groups_and_labels_as_users_have_them():
 
 
 def test_labels_of_an_unknown_class_are_refused():
-    data = Toy(seed=1)
+    class Unlabelled(Toy):
+        def __getitem__(self, index):
+            return (self.x[index],)
+
+    data = Unlabelled(seed=1)
     data.words = ["no" if y == 0 else "yes" for y in data.targets]
     monitor = FairnessMonitor(groups="group", labels="words")
     with pytest.raises(ValueError, match=r"tells 4 classes apart, but the data has the labels \['no', 'yes'\]"):
         trainer(monitor, max_epochs=1).fit(Evaluated(num_labels=4), loader(), held_out(data))
+
+
+@pytest.mark.parametrize("order", [["unhired", "hired"], ["hired", "unhired"]])
+def test_names_mean_the_classes_that_the_batches_say(order):
+    """Not those of the alphabet."""
+    data = Toy(seed=1)
+    data.words = [order[y] for y in data.targets]
+    monitor, model = FairnessMonitor(groups="group", labels="words"), Evaluated()
+    trainer(monitor, max_epochs=1).fit(model, loader(), held_out(data))
+    assert monitor.audits["val"].label_names == tuple(order)
+    assert torch.equal(monitor.audits["val"].confusion, by_hand(model, data))
+
+
+class Shuffling:
+    """Puts the samples of a batch in another order."""
+
+    def __call__(self, samples):
+        return default_collate(samples[::-1])
+
+
+@pytest.mark.parametrize("names", [False, True])
+def test_batches_in_another_order_are_refused(names):
+    data = Toy(seed=1)
+    data.words = [["no", "yes"][y] for y in data.targets]
+    monitor = FairnessMonitor(groups="group", labels="words" if names else None)
+    with pytest.raises(
+        ValueError,
+        match=r"FairnessMonitor has paired a batch with the wrong labels: .*in another order. .*`collate_fn`",
+    ):
+        trainer(monitor).validate(Evaluated(), held_out(data, collate_fn=Shuffling()), verbose=False)
 
 
 def test_a_class_that_validation_does_not_have_keeps_its_place():
@@ -82,13 +116,12 @@ def test_labels_mean_the_same_class_in_data_that_lacks_one():
     assert torch.equal(monitor.audits["test"].confusion[:, :2], expected[:, :2])
     assert monitor.audits["test"].positive == 2
     assert monitor.audits["test"].label_names == ("1", "2", "3")
-    run = trainer(FairnessMonitor(groups="group", labels="label"))
-    with pytest.warns(FairBatchWarning):
-        run.validate(model, held_out(Subset(fewer, keep)), verbose=False)  # 1 and 2 may be class numbers
-    with pytest.raises(
-        ValueError, match=r"labels \[1, 2, 3\], of which it is not known .*elsewhere it has \{1: 1, 2: 2\}"
-    ):
-        run.test(model, held_out(data), verbose=False)  # but then 3 is not
+    monitor = FairnessMonitor(groups="group", labels="label")
+    run = trainer(monitor)
+    with pytest.warns(FairBatchWarning, match="no samples of"):
+        run.validate(model, held_out(Subset(fewer, keep)), verbose=False)  # the batches say that 1 is class 0
+    run.test(model, held_out(data), verbose=False)
+    assert torch.equal(monitor.audits["test"].confusion, expected)
 
 
 def test_names_of_classes_that_do_not_occur_do_not_collide():

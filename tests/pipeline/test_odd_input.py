@@ -219,15 +219,19 @@ def test_numbers_of_numpy_are_numbers():
 
 @pytest.mark.usefixtures("no_warning")
 def test_one_label():
-    callback = FairBatch(groups="group", labels=[0] * 240)
-    fit(callback, loader())
+    toy = Toy()
+    toy.targets = torch.zeros(240, dtype=torch.long)
+    callback = FairBatch(groups="group", rule=SignedSteps(alpha=0.05))
+    fit(callback, loader(toy))
     assert callback.shares.shape == (1, 3)
 
 
 @pytest.mark.usefixtures("no_warning")
 def test_more_cells_than_samples_in_a_batch():
-    callback = FairBatch(groups=torch.arange(240) % 60 // 2, labels=torch.arange(240) % 2, rule=SignedSteps(alpha=0.05))
-    module = fit(callback, loader(batch_size=8))
+    toy = Toy()
+    toy.targets = torch.arange(240) % 2
+    callback = FairBatch(groups=torch.arange(240) % 60 // 2, rule=SignedSteps(alpha=0.05))
+    module = fit(callback, loader(toy, batch_size=8))
     assert callback.shares.shape == (2, 30)
     assert {len(batch) for batch in module.batches} == {8}
 

@@ -114,7 +114,10 @@ KINDS = {"numbers": [0, 1], "signs": [-1, 1], "names": ["no", "yes"], "others": 
 def monitored_positive(index, num_classes):
     """Return the class that FairnessMonitor compares by default: one, or None for each in turn."""
     data = DataLoader(TensorDataset(torch.arange(len(index))), batch_size=len(index))
-    held_out = HeldOutPass(data, index, torch.device("cpu"), ClassNumbers())
+    classes = ClassNumbers()
+    if isinstance(index.label_values[0], str):
+        classes.learn({label: number for number, label in enumerate(index.label_values)})
+    held_out = HeldOutPass(data, index, torch.device("cpu"), classes)
     held_out.add(held_out.next_batch(), torch.zeros(len(index), num_classes))
     return held_out.counts.audit().positive
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fairbatch_lightning._support.devices import most_precise, to_device
-from fairbatch_lightning._support.lightning import is_compiled
+from fairbatch_lightning._support.lightning import has_compiled_parts, is_compiled
 from fairbatch_lightning.batches.train_loader import TrainLoader
+from fairbatch_lightning.cells.classes import ClassNumbers
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.lookup import Source
 from fairbatch_lightning.cells.values import Array
@@ -73,6 +74,13 @@ class TrainingRun:
     """The rows that the criterion looks at, `(Y,)`; None for all."""
     starves_cells: bool = True
     """Whether a cell may have next to no share, so that training batches say nothing about it."""
+    classes: ClassNumbers = field(default_factory=ClassNumbers)
+    """Which of the model's classes labels are, as far as batches have told."""
+
+    @property
+    def has_compiled_parts(self) -> bool:
+        """Whether something would be compiled anew for batches of another size, or with another hook."""
+        return self.is_compiled or has_compiled_parts(self.module)
 
     @property
     def is_compiled(self) -> bool:
@@ -131,7 +139,7 @@ class Estimate(ABC):
     def before_validation_batch(self, run: TrainingRun, loader: int) -> None:  # noqa: B027
         """Get ready for the next batch of the validation loader with this number."""
 
-    def after_validation_batch(self, run: TrainingRun, output: Any) -> None:  # noqa: B027
+    def after_validation_batch(self, run: TrainingRun, output: Any, batch: Any) -> None:  # noqa: B027
         """See what `validation_step` returned for the batch."""
 
     @abstractmethod

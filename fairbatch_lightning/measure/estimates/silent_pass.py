@@ -96,7 +96,7 @@ class SilentPass:
     def _sizes(self, run: TrainingRun) -> tuple[int, int]:
         """Return the smallest and the largest size of batches."""
         size = run.loader.batch_size
-        if needs_whole_step(run) or run.loader.has_others or _has_compiled_parts(run):
+        if needs_whole_step(run) or run.loader.has_others or run.has_compiled_parts:
             return size, size  # something may depend on it
         largest = self._batch_size or (size if size == 1 else 4 * size)
         return min(2, largest), largest  # a single sample may be a special case
@@ -208,13 +208,6 @@ def evaluating(module: LightningModule, *, keep_metrics: bool) -> Iterator[None]
             buffer.copy_(value)
         for parameter, requires_grad, grad in parameters:
             parameter.requires_grad_(requires_grad).grad = grad
-
-
-def _has_compiled_parts(run: TrainingRun) -> bool:
-    """Return whether batches of another size would have something compiled anew."""
-    return run.is_compiled or any(
-        hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) for part in run.module.modules()
-    )
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -15,6 +15,7 @@ from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.lookup import Source, are_values_of
 from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun, on_modules_device
+from fairbatch_lightning.measure.evidence import Evidence, WatchedStep
 
 
 class ValidationEstimate(Estimate):
@@ -35,6 +36,7 @@ class ValidationEstimate(Estimate):
         self._dataset: Any = None
         self._batches: Iterator[Array] = iter(())
         self._current: Array | None = None
+        self._step: WatchedStep | None = None
 
     def start(self, run: TrainingRun) -> None:
         """Forget an earlier fit."""
@@ -60,14 +62,20 @@ class ValidationEstimate(Estimate):
         """Watch for the logits of the next batch, if it is one of the chosen loader's."""
         self._current = next(self._batches, None) if loader == (self._number or 0) else None
         if self._current is not None:
-            run.reader.expect(len(self._current))
+            run.reader.expect(len(self._current), training_step=False)
+            self._step = self._evidence.watch(run.module, len(self._current))
 
-    def after_validation_batch(self, run: TrainingRun, output: Any) -> None:
-        """Add the losses of the batch."""
+    def after_validation_batch(self, run: TrainingRun, output: Any, batch: Any) -> None:
+        """Add the losses of the batch, once it is sure whose they are."""
         if self._current is None:
             return
+        step, self._step = self._step, None
+        if step is not None:
+            step.leave()
         logits = run.reader.require(output, len(self._current), "validation_step")
         counted = self._current >= 0
+        if counted.all():
+            self._evidence.check_held_out(step, logits, batch, self._current)
         run.add_losses(self._seen, logits if counted.all() else logits[counted.nonzero()[0]], self._current[counted])
 
     def measure(self, run: TrainingRun, update: int, *, uniform: bool) -> CellLosses:
@@ -92,12 +100,23 @@ class ValidationEstimate(Estimate):
         if loader.dataset is not self._dataset:
             self._cells = self._find_cells(run, loader.dataset)
             self._dataset = loader.dataset
+            labels, groups = self._sources(run)
+            self._evidence = Evidence(run.reader.who, run.index, labels, groups, run.classes, loader)
         return loader
+
+    def _sources(self, run: TrainingRun) -> tuple[Source, Source]:
+        """Return where the labels and the groups of the validation set are."""
+        labels = _source(self._labels, run.labels, run, "labels")
+        return labels, _source(self._groups, run.groups, run, "groups")
+
+    def close(self) -> None:
+        """Leave no trace in the module."""
+        if self._step is not None:
+            self._step.leave()
 
     def _find_cells(self, run: TrainingRun, dataset: Any) -> Array:
         """Return the cells of the validation samples, by the training set's numbers; -1 for those without."""
-        labels = _source(self._labels, run.labels, run, "labels")
-        groups = _source(self._groups, run.groups, run, "groups")
+        labels, groups = self._sources(run)
         try:
             held_out = GroupIndex.from_dataset(dataset, labels, groups)
         except (ValueError, TypeError) as error:

@@ -1,0 +1,209 @@
+"""See to it that logits, labels and cells belong together: nothing is trusted that can be checked.
+
+The sampler knows which samples it has drawn, and so which cells a batch is made of. Whether the logits of a step are in
+that order, and the labels those of the cells, is seen on the first training batches: from the labels in the batch, and
+from what the step's own loss compares its outputs with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairbatch_lightning._support.lightning import shards_weights
+from fairbatch_lightning._support.processes import gathered, world_sum
+from fairbatch_lightning.batches.sampler import Drawn
+from fairbatch_lightning.cells.classes import num_classes
+from fairbatch_lightning.measure.estimates.base import TrainingRun
+from fairbatch_lightning.measure.evidence import FIRST_BATCHES, Evidence, Judged, WatchedStep
+from fairbatch_lightning.measure.outputs import Output, returned_logits
+
+MOST_SURPRISES = 3
+"""How often the model may be called another number of times than before until every batch is looked at closely."""
+
+
+class Pairing:
+    """Finds the logits of training batches, and checks that they and the labels are those of the cells.
+
+    Args:
+        run: The Trainer, the module and the data.
+        measures_training: Whether errors in training count, so that its batches must be of single samples.
+    """
+
+    def __init__(self, run: TrainingRun, *, measures_training: bool) -> None:
+        self._measures_training = measures_training
+        self._step: WatchedStep | None = None
+        self._surprises = 0
+        self.source = ""
+        """Where the logits come from, in words; empty until that is known."""
+        self.are_returned = False
+        """Whether that is what `training_step` returns."""
+        self.reload(run)
+
+    def reload(self, run: TrainingRun) -> None:
+        """Look closely at data that was loaded anew."""
+        self._run, self._left, self._again = run, FIRST_BATCHES, False
+        who, loader = run.reader.who, run.loader.loader
+        self._evidence = Evidence(who, run.index, run.labels, run.groups, run.classes, loader)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next batch is looked at closely."""
+        return self._left > 0 or self._again or not self.source
+
+    @property
+    def found(self) -> str:
+        """What the labels were compared with, in words; empty where there was nothing."""
+        return self._evidence.found
+
+    def look_again(self) -> None:
+        """Look closely at the next batch: the step has come to do something else."""
+        self._again, self._surprises = True, self._surprises + 1
+
+    def begin(self) -> None:
+        """Watch the step that comes; not where a hook would have something compiled anew."""
+        run = self._run
+        run.reader.expect(run.loader.batch_size)
+        if not run.has_compiled_parts and not shards_weights(run.trainer):
+            self._step = WatchedStep(run.module, run.loader.batch_size)
+
+    def forward_ends(self) -> None:
+        """Watch no longer than it takes to compute the loss; with manual optimization nobody knows when that is."""
+        if self._run.module.automatic_optimization:
+            self._run.reader.forward_ends()
+            if self._step is not None:
+                self._step.leave()
+
+    def leave(self) -> None:
+        """Leave no trace in the module."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.leave()
+
+    def finish(self, outputs: Any, batch: Any, drawn: Drawn) -> Tensor | None:
+        """Return the logits of the step that was watched, after a check of all that is paired; None if it had none.
+
+        The first batches are looked at by all processes: what one of them finds wrong ends them all.
+        """
+        step, problem, logits = self._step, None, None
+        self.leave()
+        try:
+            logits = self._find(outputs, step, drawn)
+            if logits is not None:
+                self._check(logits, batch, step, drawn)
+        except (ValueError, RuntimeError) as error:
+            problem = error
+        messages = gathered(None if problem is None else str(problem)) if self._left > 0 else []
+        if problem is not None:
+            raise problem
+        if any(messages):
+            raise RuntimeError(f"Another process says: {next(filter(None, messages))}")
+        self._left, self._again = max(0, self._left - 1), self._surprises > MOST_SURPRISES
+        self.note(batch, drawn)
+        return None if logits is None else logits.detach()
+
+    # Which output the logits are.
+
+    def _find(self, outputs: Any, step: WatchedStep | None, drawn: Drawn) -> Tensor | None:
+        reader, size = self._run.reader, len(drawn.samples)
+        automatic = self._run.module.automatic_optimization
+        returned_first = reader.training_step_returns or (automatic and not self.source)
+        kept = reader.read(outputs, size, returned_first=returned_first)
+        self.are_returned = kept is not None and kept is returned_logits(outputs, size)
+        if self.are_returned:
+            self.source = "returned by `training_step`"
+            return kept
+        if step is None:
+            self.source = f"`{reader.name or 'self(x)'}`" if kept is not None else self.source
+            if kept is None and not self._run.is_compiled and not (automatic and not outputs):
+                raise reader.missing(size)
+            return kept  # where the hook is compiled the first update will see
+        found = self._choose(step, self._evidence.judge(step, drawn.cells), size)
+        if found is None:
+            if self.source or (automatic and not outputs):
+                return None  # the step has left this batch out
+            raise reader.missing(size, outputs=step.outputs)
+        passes = sum((one.name, one.direct) == (found.name, found.direct) for one in step.outputs.of_size(size))
+        reader.watch(self._run.module, found, passes)
+        self.source = found.place + (f", pass {found.number + 1} of {passes}" if passes > 1 else "")
+        return found.logits
+
+    def _choose(self, step: WatchedStep, judged: list[Judged], size: int) -> Output | None:
+        """Return the output whose loss is computed with the labels of the cells; else the only one there is, if any."""
+        name = self._run.reader.name
+        found = step.outputs.of_size(size)
+        own = [output for output in found if output.name == (name or "")]
+        if any(not output.direct for output in own):
+            own = [output for output in own if not output.direct]
+        trained = [output for output in found if any(one.agrees and one.call.is_of(output.logits) for one in judged)]
+        if both := [output for output in own if any(output is one for one in trained)]:
+            return both[0]
+        if trained and not name:
+            return min(trained, key=lambda output: output.name.count("."))  # the outermost
+        if len({id(output.logits) for output in own}) > 1:
+            raise RuntimeError(
+                f"{self._run.reader.who} cannot tell which of {len(own)} outputs for a batch is the prediction for its"
+                " samples: the step calls the model several times, and computes no loss of one of them with the batch's"
+                ' labels. Return {"loss": loss, "logits": logits} from `training_step`.'
+            )
+        return own[0] if own else None
+
+    # Whether they belong to the cells.
+
+    def _check(self, logits: Tensor, batch: Any, step: WatchedStep | None, drawn: Drawn) -> None:
+        judged = [one for one in self._evidence.judge(step, drawn.cells) if one.call.is_of(logits)]
+        self._check_losses(logits, judged, step)
+        self._evidence.check(logits, judged, self._run.loader.unwrap(batch), drawn.cells)
+        self._run.sample_loss(logits.detach(), torch.from_numpy(drawn.cells.astype("int64")))
+
+    def _check_losses(self, logits: Tensor, judged: list[Judged], step: WatchedStep | None) -> None:
+        """Refuse outputs whose losses say that they are no logits of single samples of these cells."""
+        who, agrees = self._run.reader.who, any(one.agrees for one in judged)
+        problems = [one.problem for one in judged if one.problem is not None]
+        if self._measures_training and (problems if agrees else any(one.is_soft for one in judged)):
+            raise ValueError(
+                f"{who} cannot tell the errors of single samples from batches whose samples are mixed, as by mixup: the"
+                " loss has several labels for a sample. Mix only `if self.training`, and evaluate by"
+                ' FairBatch(estimate="sampled") or "exact".'
+            )
+        if agrees:
+            return
+        if problems:
+            raise problems[0]
+        other = next((one.call for one in judged if not one.is_soft), None)
+        if other is not None:
+            raise ValueError(
+                f"{who} needs logits of one label per sample, but `{other.function}` compares the model's outputs"
+                f" {tuple(logits.shape)} with {tuple(other.target.shape)} values that are no classes: several yes/no"
+                f' answers, or something to reconstruct. Name the submodule that predicts the label, {who}(logits="head'
+                '"), or return what does, {"loss": loss, "logits": logits[:, k]}, and pass labels=... for that.'
+            )
+        self._check_number(logits, judged, step)
+
+    def _check_number(self, logits: Tensor, judged: list[Judged], step: WatchedStep | None) -> None:
+        """Refuse outputs of which nothing says that they are logits, if there are more of them than labels."""
+        reader, labels = self._run.reader, self._run.index.label_values
+        told = reader.name is not None or self.are_returned
+        if step is None or told or judged or step.losses.normalises(logits) or num_classes(logits) <= len(labels):
+            return
+        raise ValueError(
+            f"{reader.who} cannot tell whether outputs of shape {tuple(logits.shape)} are logits of the {len(labels)}"
+            f" labels {list(labels)}: the step computes no loss of them that it knows. Name the submodule that predicts"
+            f' the label, {reader.who}(logits="head"), or return {{"loss": loss, "logits": logits}} from'
+            " `training_step`."
+        )
+
+    # Ever after.
+
+    def note(self, batch: Any, drawn: Drawn) -> None:
+        """Keep the labels of a batch until the next update, which waits for the device anyway."""
+        self._evidence.note(self._run.loader.unwrap(batch), drawn.cells)
+
+    def check_last(self) -> None:
+        """Compare the labels of the last batch once more. All processes have to come here."""
+        problem = self._evidence.check_last()
+        found = torch.tensor(int(problem is not None), device=self._run.module.device)
+        if int(world_sum(found)):
+            raise problem or RuntimeError("Another process has found labels that are not those of the cells.")
