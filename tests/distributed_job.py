@@ -50,6 +50,14 @@ class Failing(ToyModule):
         return super().training_step(batch, batch_idx)
 
 
+class Relabelled(ToyModule):
+    """The second process trains on other labels."""
+
+    def training_step(self, batch, batch_idx):
+        x, y, index = batch
+        return super().training_step((x, 1 - y if self.global_rank == 1 else y, index), batch_idx)
+
+
 class TensorParallel(ToyModule):
     """Its processes all hold the whole model, as if they were one."""
 
@@ -76,6 +84,7 @@ MODULES = {
     "validated": Validated,
     "little memory": LittleMemory,
     "failing": Failing,
+    "relabelled": Relabelled,
     "tensor parallel": TensorParallel,
     "batchnorm": WithBatchNorm,
     "sharded": Sharded,

@@ -88,6 +88,7 @@ class FairBatch(ChangesBatches):
             `self(x)`, or `training_step`'s `{"logits": ...}`.
         loader: Which train DataLoader to act on if there are several: its key in the dict, or its position in the list.
         seed: Decides which samples are drawn.
+        verbose: Whether to say, after the first batch, which labels, groups and cells were found.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class FairBatch(ChangesBatches):
         logits: str | None = None,
         loader: int | str | None = None,
         seed: int = 0,
+        verbose: bool = True,
     ) -> None:
         super().__init__(groups, labels=labels, loader=loader, seed=seed)
         self._criterion = chosen("criterion", criterion, CRITERIA, Criterion)
@@ -114,10 +116,11 @@ class FairBatch(ChangesBatches):
         self._loss = resolve_loss(loss, self._rule.loss)
         self._importance_loss = resolve_loss(None if loss == "error" else loss)  # errors alone tell too little
         self._reader = LogitsReader("FairBatch", logits)
-        self._logits, self._update_every = logits, update_every
+        self._logits, self._update_every, self._verbose = logits, update_every, verbose
         self._check_update_every()
         self._classes = ClassNumbers()
         self._fit: FairFit | None = None
+        self._introduced = False
 
     def _check_update_every(self) -> None:
         if self._update_every in ("auto", "epoch"):
@@ -240,6 +243,7 @@ class FairBatch(ChangesBatches):
         if self._batches is None:
             return
         self._live()[0].after_batch(self._batches.take(), outputs, batch)
+        self._introduce(trainer)
         if self._is_due(trainer, batch_idx):
             self._update(trainer)
 
@@ -286,8 +290,22 @@ class FairBatch(ChangesBatches):
                 warn(remark)
             log_figure(trainer, "fairbatch", self.plot)
 
+    def _introduce(self, trainer: Trainer) -> None:
+        """Say what was found, once, when the first batch has been trained on."""
+        if self._verbose and not self._introduced and trainer.is_global_zero:
+            if self._updates_within_epochs:
+                updates = "auto"
+            elif self._estimate.watches_validation:
+                updates = "after every validation"
+            else:
+                number = self._update_every
+                updates = "after every epoch" if isinstance(number, str) else f"every {number} batches"
+            trainer.print(self._live()[0].introduction(updates))
+        self._introduced = True
+
     def _forget(self) -> None:
         super()._forget()
+        self._introduced = False
         self._fit, self._reader, self._classes = None, LogitsReader("FairBatch", self._logits), ClassNumbers()
 
     def _sample_loss(self, index: GroupIndex) -> SampleLoss:

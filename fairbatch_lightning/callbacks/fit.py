@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.sampler import Drawn, FairSampler
+from fairbatch_lightning.callbacks.introduction import introduction
 from fairbatch_lightning.callbacks.length import batches_done, expected_batches
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun
 from fairbatch_lightning.measure.estimates.silent_pass import check_can_evaluate
@@ -22,7 +23,7 @@ from fairbatch_lightning.measure.pairing import Pairing
 from fairbatch_lightning.measure.per_sample import PerSampleLoss
 from fairbatch_lightning.measure.sample_losses import LossOfEverySample
 from fairbatch_lightning.rules.base import Measurement, UpdateRule
-from fairbatch_lightning.rules.criteria import Criterion
+from fairbatch_lightning.rules.criteria import Criterion, check_positive
 from fairbatch_lightning.rules.history import UpdateRecord
 from fairbatch_lightning.rules.importance import Importance
 
@@ -135,6 +136,8 @@ class FairFit:
         """Return the logits of one of the first batches, once it is sure whose they are."""
         automatic = self.run.module.automatic_optimization
         logits = self.pairing.finish(outputs, batch, drawn)
+        if (classes := self.pairing.classes) is not None:
+            check_positive(self._criterion, self.run.index, classes)
         if self.pairing.are_returned:
             self.run.reader.training_step_returns = automatic
             if not automatic and not self.run.is_compiled:
@@ -154,14 +157,34 @@ class FairFit:
             return None
         return logits
 
+    def introduction(self, updates: str) -> str:
+        """Return what is to be said of the fit once the first batch has been seen.
+
+        Args:
+            updates: When the shares are updated; "auto" for as often as the rule wants.
+        """
+        if updates == "auto":
+            between = self._batches_between_updates
+            batches = "every batch" if between == 1 else f"about every {between} batches"
+            updates = f"{batches}, {round(self._length / between)} times in all"
+        pairing = self.pairing
+        logits = pairing.source or "looked for at the first update, as the model is compiled"
+        return introduction(
+            self._criterion, self.run.index, pairing.classes, checked=pairing.found, logits=logits, updates=updates
+        )
+
     def is_due(self, batches_left: float) -> bool:
         """Return whether it is time for one of the updates that the rule wants to have within epochs.
 
         Args:
             batches_left: How many batches of the epoch there still are; there is an update after the last in any case.
         """
-        between = max(1, round(self._length / self._rule.updates))
+        between = self._batches_between_updates
         return batches_left >= between / 2 and batches_done(self.run.trainer) - self._updated_at >= between
+
+    @property
+    def _batches_between_updates(self) -> int:
+        return max(1, round(self._length / self._rule.updates))
 
     def look_ahead(self, sampler: FairSampler) -> float:
         """Find out how long the whole training is; return which part of it has passed since the last update."""

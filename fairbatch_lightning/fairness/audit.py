@@ -40,6 +40,9 @@ ACCURACIES: dict[str, Callable[[Tensor], Tensor]] = {
     "worst_cell_accuracy": worst_cell_accuracy,
 }
 _RESAMPLED_ENTRIES = 2 * 10**7
+ONE_SIDED = 0.1
+"""If labels other than the one that is mostly predicted are predicted less than this part of how often they occur, a
+model hardly tells labels apart."""
 
 
 class Cell(NamedTuple):
@@ -141,6 +144,20 @@ class Audit:
             )
             for y, z in product(range(len(self.label_names)), range(len(self.group_names)))
         ]
+
+    def one_sided(self) -> str | None:
+        """Return a word of caution if nearly all predictions are of one class: equal errors then say little.
+
+        >>> Audit(torch.tensor([[[50, 0], [50, 0]]]), ("no", "yes"), ("all",)).one_sided()
+        'nearly all predictions (100%) are no: the model hardly tells labels apart'
+        """
+        predicted, occurring = self.confusion.sum((0, 1)), self.confusion.sum((0, 2))
+        most = int(predicted.argmax())
+        others, expected = self.num_samples - int(predicted[most]), self.num_samples - int(occurring[most])
+        if not expected or others > ONE_SIDED * expected:
+            return None
+        part = round(100 * float(predicted[most]) / self.num_samples)
+        return f"nearly all predictions ({part}%) are {self.label_names[most]}: the model hardly tells labels apart"
 
     def problems(self, place: str) -> list[str]:
         """Return what people should know before they believe the values; `place` says what data it is."""

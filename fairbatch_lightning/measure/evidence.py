@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,11 @@ class Evidence:
         self._number, self._left = 0, FIRST_BATCHES
         self.found = ""
         """Where labels were found to compare with, in words; empty where there were none."""
+
+    @property
+    def class_numbers(self) -> Mapping[int | str, int] | None:
+        """Which of the model's classes labels are; None before that is known."""
+        return self._classes.known(self._index.label_values, self._number) if self._number else None
 
     def watch(self, module: nn.Module, batch_size: int) -> WatchedStep | None:
         """Watch the step with one of the first batches; not where hooks would have something compiled anew."""

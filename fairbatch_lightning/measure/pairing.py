@@ -7,6 +7,7 @@ from what the step's own loss compares its outputs with.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -57,6 +58,11 @@ class Pairing:
     def found(self) -> str:
         """What the labels were compared with, in words; empty where there was nothing."""
         return self._evidence.found
+
+    @property
+    def classes(self) -> Mapping[int | str, int] | None:
+        """Which of the model's classes labels are; None before that is known."""
+        return self._evidence.class_numbers
 
     def look_again(self) -> None:
         """Look closely at the next batch: the step has come to do something else."""

@@ -97,4 +97,6 @@ def measure_table(audit: Audit) -> Table:
     title = "Fair is a difference of 0 and a ratio of 1 (four-fifths rule: 0.8 for demographic parity)"
     if audit.min_samples > 1:
         title += f"; disparities are of cells of at least {audit.min_samples} samples"
+    if (caution := audit.one_sided()) is not None:
+        title += f". But {caution}"
     return Table(title, ["", "value", "95% interval", "ratio", "95% interval"], [first, *of_groups, *others])

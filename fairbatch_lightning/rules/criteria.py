@@ -7,6 +7,7 @@ are `(Y, Z)`: labels first, groups second.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -197,6 +198,25 @@ def compared_rows(criterion: Criterion, index: GroupIndex) -> Tensor:
             " groups of these labels are balanced among themselves."
         )
     return compared
+
+
+def check_positive(criterion: Criterion, index: GroupIndex, classes: Mapping[int | str, int]) -> None:
+    """Refuse to take the second of two names for the positive label where it is the model's first class.
+
+    >>> index = GroupIndex.from_values(["hired", "unhired"], ["a", "a"])
+    >>> check_positive(EqualOpportunity(), index, {"hired": 0, "unhired": 1})
+    >>> check_positive(EqualOpportunity("hired"), index, {"hired": 1, "unhired": 0})
+    >>> check_positive(EqualizedOdds(), index, {"hired": 1, "unhired": 0})
+    """
+    labels = index.label_values
+    if getattr(criterion, "positive_label", "") is not None or len(labels) != 2:
+        return
+    if classes[labels[0]] > classes[labels[1]]:
+        raise ValueError(
+            f"Expected argument `positive_label`: of the labels {list(labels)} the second is {labels[1]!r}, but the"
+            f" model's second class is {labels[0]!r}. Say which one is meant, for instance"
+            f" {type(criterion).__name__}(positive_label={labels[0]!r})."
+        )
 
 
 def check_compare(compare: str) -> None:

@@ -10,7 +10,7 @@ from helpers import GROUPS, Toy, ToyModule, loader, trainer
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from fairbatch_lightning import DemographicParity, EqualizedOdds, FairBatch, FairSampler, SignedSteps
+from fairbatch_lightning import DemographicParity, EqualizedOdds, EqualOpportunity, FairBatch, FairSampler, SignedSteps
 
 
 @pytest.mark.parametrize("num_labels", [2, 3])
@@ -218,3 +218,68 @@ def test_cells_of_few_samples_can_be_left_alone(min_samples):
         assert after[2] == before[2]
         gap = callback.history[-1].losses[1, :2]
         assert float(callback.history[-1].gaps[1]) == pytest.approx(float(gap.max() - gap.min()))
+
+
+class TestIntroduction:
+    """After the first batch FairBatch says what it has found: once, unless it is not wanted."""
+
+    def said(self, capsys, callback, data=None, module=None, **options):
+        trainer(callback, max_epochs=2, **options).fit(module or ToyModule(), data or loader())
+        return capsys.readouterr().out
+
+    def test_is_said_once(self, capsys):
+        said = self.said(capsys, FairBatch(groups="group"))
+        assert said.splitlines() == [
+            "FairBatch, EqualizedOdds(min_samples=1). Shares are updated every batch, 24 times in all.",
+            "  labels  0, 1; the same as those that `cross_entropy` gets",
+            "  groups  a, b, c",
+            "  cells   of 20 to 56 samples, fewest in (label 1, group a)",
+            "  logits  `self(x)`",
+        ]
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"update_every": 5}, "Shares are updated every 5 batches."),
+            ({"update_every": "epoch"}, "Shares are updated after every epoch."),
+            ({"estimate": "exact"}, "Shares are updated after every epoch."),
+            ({"logits": "net"}, "logits  `net`"),
+        ],
+    )
+    def test_names_when_and_where(self, capsys, settings, words):
+        assert words in self.said(capsys, FairBatch(groups="group", **settings))
+
+    def test_says_if_labels_could_not_be_checked(self, capsys):
+        class ByHand(ToyModule):
+            def training_step(self, batch, batch_idx):
+                x, hidden = batch
+                return (self(x)[:, 0] * hidden.sum(1)).mean()
+
+        class Hidden(Toy):
+            def __getitem__(self, index):
+                return self.x[index], torch.full((3,), float(self.targets[index]))
+
+        said = self.said(capsys, FairBatch(groups="group"), loader(Hidden()), ByHand())
+        assert "labels  0, 1; not checked: found nothing in the batches to compare them with" in said
+
+    def test_is_silent_if_not_wanted(self, capsys):
+        assert self.said(capsys, FairBatch(groups="group", verbose=False)) == ""
+
+
+def test_names_whose_second_is_the_models_first_class_need_a_positive_label():
+    """By the alphabet "unhired" would be the positive one of equal opportunity."""
+
+    class Words(Toy):
+        def __init__(self):
+            super().__init__()
+            self.numbers, self.targets = self.targets, [["unhired", "hired"][y] for y in self.targets]
+
+        def __getitem__(self, index):
+            return self.x[index], self.numbers[index], index
+
+    for criterion in ("equal_opportunity", "demographic_parity"):
+        with pytest.raises(ValueError, match=r"the second is 'unhired', but .*\(positive_label='hired'\)"):
+            trainer(FairBatch(criterion, groups="group")).fit(ToyModule(), loader(Words()))
+    fine = FairBatch(EqualOpportunity(positive_label="hired"), groups="group")
+    trainer(fine).fit(ToyModule(), loader(Words()))
+    trainer(FairBatch("equalized_odds", groups="group")).fit(ToyModule(), loader(Words()))

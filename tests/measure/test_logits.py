@@ -1,49 +1,10 @@
-"""Logits are found in every kind of output, and read from a module without a trace."""
-
-from collections import namedtuple
-from types import SimpleNamespace
+"""Logits are read from a module without a trace."""
 
 import pytest
 import torch
 from torch import nn
 
 from fairbatch_lightning.measure.logits import ForwardDone, LogitsReader
-from fairbatch_lightning.measure.outputs import find_logits, returned_logits
-
-GoogLeNetOutputs = namedtuple("GoogLeNetOutputs", ["logits", "aux_logits2", "aux_logits1"])
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda t: t,
-        lambda t: {"logits": t, "loss": torch.zeros(())},
-        lambda t: GoogLeNetOutputs(t, None, None),
-        lambda t: SimpleNamespace(logits=t, hidden_states=None),
-    ],
-    ids=["tensor", "dict", "GoogLeNet", "Hugging Face"],
-)
-def test_logits_are_found(wrap):
-    tensor = torch.randn(4, 2)
-    assert find_logits(wrap(tensor)) is tensor
-
-
-@pytest.mark.parametrize("output", [None, 3, {"loss": torch.zeros(())}, "logits", (torch.zeros(2),)])
-def test_no_logits_are_none(output):
-    assert find_logits(output) is None
-
-
-@pytest.mark.parametrize(
-    "output",
-    [torch.zeros(4, 2), None, {"loss": torch.zeros(())}, {"logits": torch.zeros(())}, {"logits": torch.ones(3)}],
-)
-def test_a_step_that_returns_a_loss_or_other_rows_returns_no_logits(output):
-    assert returned_logits(output, batch_size=4) is None
-
-
-def test_a_step_that_returns_logits():
-    tensor = torch.zeros(4, 2)
-    assert returned_logits({"loss": torch.zeros(()), "logits": tensor}, batch_size=4) is tensor
 
 
 class Net(nn.Module):

@@ -207,6 +207,13 @@ def test_checkpoint_of_a_failure_on_one_process(tmp_path, free_port):
     assert state["learnt"]["estimate"]["counts"].shape == (1, 2, 3)
 
 
+def test_wrong_labels_on_one_process_end_them_all(tmp_path, free_port):
+    codes, errors = start(tmp_path, free_port, strategy="ddp", devices=2, batch_size=10, module="relabelled")
+    assert codes == [1, 1]
+    assert "WrongLabelsError: FairBatch has paired a batch with the wrong labels" in errors
+    assert "Another process says: FairBatch has paired a batch with the wrong labels" in errors
+
+
 def test_tensor_parallel_processes_count_once(tmp_path, free_port):
     """Both train on the same samples, and their checkpoints can be resumed."""
     options = {"strategy": "model_parallel", "devices": 2, "batch_size": 20, "module": "tensor parallel"}

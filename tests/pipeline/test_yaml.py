@@ -81,6 +81,7 @@ FAIRBATCH = [  # an argument, what the file says, and what Python says
     ("loader", "labelled", "labelled"),
     ("loader", 1, 1),
     ("seed", 3, 3),
+    ("verbose", False, False),
 ]
 MONITOR = [
     ("groups", ["race", "gender"], ["race", "gender"]),
@@ -176,6 +177,7 @@ def test_training_from_a_file_and_from_the_one_that_it_saves(tmp_path, monkeypat
         "loss": "error",
         "logits": "net",
         "seed": 3,
+        "verbose": False,
     }
     callbacks = made("FairBatch", **fairbatch), made("FairnessMonitor", groups="group", stages=["validate"])
     logger = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "logs"}}

@@ -47,6 +47,21 @@ def test_measures_have_values_and_intervals_as_the_audit_says():
     assert len(measure_table(audit_of(torch.ones(21, 2, 2, dtype=torch.long))).rows) == 6  # no row for every group
 
 
+@pytest.mark.parametrize(
+    ("confusion", "said"),
+    [
+        ([[50, 0], [50, 0]], True),  # "perfectly fair"
+        ([[50, 0], [46, 4]], True),
+        ([[50, 0], [40, 10]], False),
+        ([[990, 0], [2, 8]], False),  # rare, but told apart
+        ([[0, 0], [0, 30]], False),  # there is but one label
+    ],
+)
+def test_a_model_that_predicts_one_class_is_no_fair_one(confusion, said):
+    title = measure_table(audit_of(torch.tensor([confusion, confusion]))).title
+    assert ("But nearly all predictions (" in title) == said
+
+
 @pytest.mark.slow
 def test_many_labels_stay_bearable():
     generator = torch.Generator().manual_seed(0)
