@@ -7,6 +7,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from fairbatch_lightning._support.checks import chosen
@@ -194,8 +195,10 @@ class FairBatch(ChangesBatches):
 
     def go_on_from(self, learnt: dict[str, Any]) -> None:
         """Go on from what a checkpoint holds."""
-        if self._fit is not None:
-            self._fit.load_state_dict(learnt)
+        fit, sampler = self._live()
+        fit.load_state_dict(learnt)
+        if not torch.equal(sampler.shares, fit.state.shares):
+            sampler.shares = fit.state.shares
 
     # The hooks of a Callback.
 

@@ -224,7 +224,7 @@ class FairFit:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, on the same training data."""
-        self.state = self.state.load(state["rule"])
+        self.state = self._rule.resumed(self.state.load(state["rule"]), self.run.index.counts)
         self._recent = CellLosses(*state["recent"]) if state["recent"] else None
         self._updated_at, self._length = state["updated_at"], state["length"]
         self.run.reader.training_step_returns |= state["step_returns_logits"]

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_utilities.core.imports import RequirementCache
 from torch.utils.data import DataLoader
 
-from fairbatch_lightning import Adaptive, FairBatch, FairBatchWarning
+from fairbatch_lightning import Adaptive, FairBatch, FairBatchWarning, SignedSteps
 
 EPOCHS, BATCHES = 4, 12
 HERE = Path(__file__).parent
@@ -302,3 +302,17 @@ def test_a_fit_that_goes_on_in_the_same_trainer():
     assert module.batches == expected.batches
     assert [record.epoch for record in callback.history] == [0, 1, 2, 3]
     assert torch.equal(callback.shares, whole.shares)
+
+
+def test_a_larger_floor_lifts_the_shares_of_the_checkpoint(tmp_path):
+    _, whole = run(None, ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=20))
+    assert whole.history[0].shares_after.min() < 0.3
+    module, callback = Validated(), new_fairbatch(rule=SignedSteps(alpha=0.05, min_share=0.3))
+    resume(trainer(callback, max_epochs=EPOCHS), module, loader(), tmp_path / "step=20.ckpt")
+    assert torch.equal(callback.history[0].shares_after, whole.history[0].shares_after)
+    for record in callback.history[1:]:
+        for shares in (record.shares_before, record.shares_after):
+            assert shares.min() >= 0.3
+            torch.testing.assert_close(shares.sum(1), torch.ones(2, dtype=torch.float64))
+    drawn = torch.bincount(Toy().group_ids[torch.tensor(module.batches[:4]).flatten()], minlength=3) / 80
+    assert (drawn > 0.25).all(), "the rest of the epoch is drawn by the old shares"
