@@ -53,6 +53,11 @@ def batches_trained_on(trainer: Any) -> int:
     return int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
 
 
+def batches_ever_trained_on(trainer: Any) -> int:
+    """Return how many batches there were in all epochs, before a resumed run too; none that failed on the way."""
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.processed)
+
+
 def held_out_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
     """Return the DataLoaders of the validation or test that is going on."""
     combined = trainer._evaluation_loop._combined_loader

@@ -13,6 +13,7 @@ from torch.utils.data import Subset
 
 from fairbatch_lightning._support.checks import check_at_least
 from fairbatch_lightning._support.lightning import (
+    batches_ever_trained_on,
     batches_trained_on,
     fetches_itself,
     processes_of,
@@ -113,8 +114,7 @@ class ChangesBatches(AnyCallback):
         if not self._fitting:
             return
         self._check_alone(trainer)
-        goes_on = trainer is self._trainer and trainer.current_epoch > 0  # an earlier fit of the same Trainer
-        self._restored = self.state_dict() or None if goes_on else None
+        self._restored = self._left_by_earlier_fit(trainer)
         self._forget()
         self._trainer = trainer
         if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
@@ -174,6 +174,12 @@ class ChangesBatches(AnyCallback):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle what there is to know about the fit, not the Trainer, module and data it was made with."""
         return {**vars(self), "_cleanup": ExitStack(), "_batches": None, "_trainer": None, "_whole": None}
+
+    def _left_by_earlier_fit(self, trainer: Trainer) -> dict[str, Any] | None:
+        """Return the state after this Trainer's earlier fit; an epoch that was interrupted is repeated by Lightning."""
+        if trainer is not self._trainer or self._batches is None or not batches_ever_trained_on(trainer):
+            return None
+        return {**self.state_dict(), "sampler": self._batches.sampler.state_to_repeat()}
 
     def _forget(self) -> None:
         """Start afresh."""

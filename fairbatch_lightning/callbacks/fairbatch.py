@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from fairbatch_lightning._support.checks import chosen
-from fairbatch_lightning._support.lightning import processes_of
+from fairbatch_lightning._support.lightning import batches_ever_trained_on, processes_of
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.sampler import FairSampler
 from fairbatch_lightning.callbacks.base import ChangesBatches, LoadedData
 from fairbatch_lightning.callbacks.fit import FairFit
-from fairbatch_lightning.callbacks.length import batches_done
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.lookup import Source
 from fairbatch_lightning.measure.estimates.base import Estimate, TrainingRun
@@ -300,7 +299,7 @@ class FairBatch(ChangesBatches):
         if isinstance(self._update_every, str):
             left = trainer.num_training_batches - (batch_idx + 1)
             return self._updates_within_epochs and self._live()[0].is_due(left)
-        return batches_done(trainer) % self._update_every == 0
+        return batches_ever_trained_on(trainer) % self._update_every == 0
 
     def _validating(self, trainer: Trainer) -> FairFit | None:
         """Return the fit whose validation is going on, if it is one."""

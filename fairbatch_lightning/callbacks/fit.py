@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairbatch_lightning._support.lightning import batches_ever_trained_on
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.sampler import Drawn, FairSampler
-from fairbatch_lightning.callbacks.length import batches_done, expected_batches
+from fairbatch_lightning.callbacks.length import expected_batches
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun
 from fairbatch_lightning.measure.estimates.silent_pass import check_can_evaluate
 from fairbatch_lightning.measure.logits import returned_logits
@@ -142,12 +143,12 @@ class FairFit:
             batches_left: How many batches of the epoch there still are; there is an update after the last in any case.
         """
         between = max(1, round(self._length / self._rule.updates))
-        return batches_left >= between / 2 and batches_done(self.run.trainer) - self._updated_at >= between
+        return batches_left >= between / 2 and batches_ever_trained_on(self.run.trainer) - self._updated_at >= between
 
     def look_ahead(self, sampler: FairSampler) -> float:
         """Find out how long the whole training is; return which part of it has passed since the last update."""
         self._length = expected_batches(self.run.trainer, self.run.module, sampler.num_batches)
-        return (batches_done(self.run.trainer) - self._updated_at) / self._length
+        return (batches_ever_trained_on(self.run.trainer) - self._updated_at) / self._length
 
     @torch.inference_mode(False)
     def update(self, sampler: FairSampler, epoch: int | None = None) -> UpdateRecord:
@@ -172,7 +173,7 @@ class FairFit:
     def _measure(self, sampler: FairSampler) -> Measurement:
         """Return what is known of the cells now."""
         passed = self.look_ahead(sampler)
-        self._updated_at = batches_done(self.run.trainer)
+        self._updated_at = batches_ever_trained_on(self.run.trainer)
         now = self.estimate.measure(self.run, self.state.updates, uniform=not sampler.weighted)
         self._say_what_is_broken(now)
         if self._rule.window:
@@ -204,7 +205,7 @@ class FairFit:
         if epoch is None or epoch >= self.run.trainer.current_epoch:
             return None
         if updates_within:
-            return epoch if self._updated_at < batches_done(self.run.trainer) else None
+            return epoch if self._updated_at < batches_ever_trained_on(self.run.trainer) else None
         return None if any(record.epoch == epoch for record in self.history) else epoch
 
     def state_dict(self, epoch: int, *, alone: bool) -> dict[str, Any]:

@@ -72,6 +72,7 @@ def new_fit(estimate=None, importance=None, criterion=None, module=None, epoch=0
     """Return a fit without a Trainer, in an epoch of twelve batches of twenty."""
     module, reader = ToyModule() if module is None else module, LogitsReader("FairBatch")
     reader.attach(module)
+    progress = SimpleNamespace(total=SimpleNamespace(processed=12 * (epoch + 1)))
     trainer = SimpleNamespace(
         current_epoch=epoch,
         global_step=12 * (epoch + 1),
@@ -81,7 +82,7 @@ def new_fit(estimate=None, importance=None, criterion=None, module=None, epoch=0
         max_epochs=10,
         max_steps=-1,
         num_training_batches=12,
-        fit_loop=SimpleNamespace(total_batch_idx=12 * (epoch + 1) - 1),
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
     )
     loss = SampleLoss(INDEX, cross_entropy, None)
     run = TrainingRun(trainer, module, SimpleNamespace(batch_size=20), INDEX, loss, reader)
@@ -173,7 +174,7 @@ class TestUpdate:
         for rule, kept in ((Adaptive(), math.exp(-0.05 / Adaptive.window)), (SignedSteps(), 0.0)):
             fit, sampler = new_fit(estimate := Given(first), rule=rule), new_sampler()
             fit.update(sampler)
-            fit.run.trainer.fit_loop.total_batch_idx += 6  # of 120
+            fit.run.trainer.fit_loop.epoch_loop.batch_progress.total.processed += 6  # of 120
             estimate.losses = second
             record = fit.update(sampler)
             torch.testing.assert_close(record.losses, (second + kept * first) / (1 + kept))
@@ -311,14 +312,14 @@ class TestGoingOn:
         state = fit.state_dict(2, alone=False)
         for now, missed in ((2, None), (3, 2)):
             resumed = new_fit(epoch=now)
-            resumed.run.trainer.fit_loop.total_batch_idx = 35  # of the first three epochs
+            resumed.run.trainer.fit_loop.epoch_loop.batch_progress.total.processed = 36  # of the first three epochs
             resumed.load_state_dict(state)
             assert resumed.missed_epoch(updates_within=within) == missed
         resumed.update(sampler, epoch=2)
         assert resumed.missed_epoch(updates_within=within) is None
         fit.update(sampler)  # now it was made before the checkpoint
         resumed = new_fit(epoch=3)
-        resumed.run.trainer.fit_loop.total_batch_idx = 35
+        resumed.run.trainer.fit_loop.epoch_loop.batch_progress.total.processed = 36
         resumed.load_state_dict(fit.state_dict(2, alone=False))
         assert resumed.missed_epoch(updates_within=within) is None
 

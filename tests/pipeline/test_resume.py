@@ -316,3 +316,56 @@ def test_a_larger_floor_lifts_the_shares_of_the_checkpoint(tmp_path):
             torch.testing.assert_close(shares.sum(1), torch.ones(2, dtype=torch.float64))
     drawn = torch.bincount(Toy().group_ids[torch.tensor(module.batches[:4]).flatten()], minlength=3) / 80
     assert (drawn > 0.25).all(), "the rest of the epoch is drawn by the old shares"
+
+
+class Interrupted(Validated):
+    """Is stopped once, after some batches, and counts the validations."""
+
+    def __init__(self, after, error):
+        super().__init__()
+        self.after, self.error, self.validations = after, error, 0
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if len(self.batches) == self.after and self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def on_validation_epoch_end(self):
+        self.validations += 1
+
+
+@pytest.fixture
+def _keep_sigint():
+    """Lightning ignores the signal from the first one on."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("_keep_sigint")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("after", [5, BATCHES + 5])
+@pytest.mark.parametrize("settings", [{"rule": "adaptive"}, {}, {"update_every": 3}, {"estimate": "validation"}])
+def test_an_interrupted_fit_that_goes_on_in_the_same_trainer(settings, after, error):
+    """Lightning repeats the epoch from its start; the shares go on."""
+
+    def job(*callbacks):
+        module, fit = Interrupted(after, error()), trainer(*callbacks, max_epochs=3, num_sanity_val_steps=0)
+        held_out = DataLoader(Toy(), batch_size=60)
+        with pytest.raises((SystemExit, RuntimeError)):
+            fit.fit(module, loader(), held_out)
+        known = [callback.history for callback in callbacks]
+        fit.fit(module, loader(), held_out)
+        return module, known
+
+    (plain, _), (module, (known,)) = job(), job(callback := new_fairbatch(**settings))
+    assert len(module.batches) == len(plain.batches) == after + (3 - after // BATCHES) * BATCHES
+    assert module.validations == plain.validations == 3
+    assert len(callback.history) > len(known)
+    for record, before in zip(callback.history, known, strict=False):
+        assert torch.equal(record.shares_after, before.shares_after)
+    for record, following in zip(callback.history, callback.history[1:], strict=False):
+        assert torch.equal(record.shares_after, following.shares_before)
+    first, repeated = module.batches[after - after % BATCHES : after], module.batches[after : after + BATCHES]
+    if len(known) == after // BATCHES:  # the shares have not moved since the epoch began
+        assert repeated[: len(first)] == first
