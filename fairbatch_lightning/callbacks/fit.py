@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,14 @@ from fairbatch_lightning.rules.base import Measurement, UpdateRule
 from fairbatch_lightning.rules.criteria import Criterion
 from fairbatch_lightning.rules.history import UpdateRecord
 from fairbatch_lightning.rules.importance import Importance
+
+
+class _Measured(NamedTuple):
+    """What an update knows: of the cells, of which what is kept for the next one; and the length of the training."""
+
+    measurement: Measurement
+    recent: CellLosses | None
+    length: float
 
 
 class FairFit:
@@ -145,10 +153,9 @@ class FairFit:
         between = max(1, round(self._length / self._rule.updates))
         return batches_left >= between / 2 and batches_ever_trained_on(self.run.trainer) - self._updated_at >= between
 
-    def look_ahead(self, sampler: FairSampler) -> float:
-        """Find out how long the whole training is; return which part of it has passed since the last update."""
+    def look_ahead(self, sampler: FairSampler) -> None:
+        """Find out how long the whole training is."""
         self._length = expected_batches(self.run.trainer, self.run.module, sampler.num_batches)
-        return (batches_ever_trained_on(self.run.trainer) - self._updated_at) / self._length
 
     @torch.inference_mode(False)
     def update(self, sampler: FairSampler, epoch: int | None = None) -> UpdateRecord:
@@ -159,28 +166,34 @@ class FairFit:
             epoch: The epoch that the update is of; default: the current one.
         """
         trainer, index, before = self.run.trainer, self.run.index, self.state
-        measured = self._measured = self._measure(sampler)
-        self.state = replace(self._rule.update(before, measured), updates=before.updates + 1)
-        sampler.shares = self.state.shares
+        now, done = self._measure(sampler), batches_ever_trained_on(trainer)
+        after = replace(self._rule.update(before, now.measurement), updates=before.updates + 1)
+        # All that may fail, or be interrupted, is done: what follows is either made or made up for on resuming.
+        self._length, self._recent, self._measured, self._updated_at = now.length, now.recent, now.measurement, done
+        self.state = after
+        sampler.shares = after.shares
         if self._importance is not None and self._sample_losses is not None:
             sampler.weights = self._importance.weights(self._sample_losses.known(), index, before.updates)
         epoch = trainer.current_epoch if epoch is None else epoch
-        gaps, unit = self._rule.gaps(measured), "error" if self.run.sample_loss.is_error else "loss"
-        record = UpdateRecord(epoch, trainer.global_step, measured.losses, gaps, before.shares, self.state.shares, unit)
+        gaps, unit = self._rule.gaps(now.measurement), "error" if self.run.sample_loss.is_error else "loss"
+        losses = now.measurement.losses
+        record = UpdateRecord(epoch, trainer.global_step, losses, gaps, before.shares, after.shares, unit)
         self.history.append(record)
         return record
 
-    def _measure(self, sampler: FairSampler) -> Measurement:
+    def _measure(self, sampler: FairSampler) -> _Measured:
         """Return what is known of the cells now."""
-        passed = self.look_ahead(sampler)
-        self._updated_at = batches_ever_trained_on(self.run.trainer)
+        trainer = self.run.trainer
+        length = expected_batches(trainer, self.run.module, sampler.num_batches)
+        passed = (batches_ever_trained_on(trainer) - self._updated_at) / length
         now = self.estimate.measure(self.run, self.state.updates, uniform=not sampler.weighted)
         self._say_what_is_broken(now)
+        recent = None
         if self._rule.window:
             if self._recent is not None:
                 now = now.together_with(self._recent, kept=math.exp(-passed / self._rule.window))
-            self._recent = now
-        return Measurement(now.means, now.counts, self.run.index, self._criterion, passed)
+            recent = now
+        return _Measured(Measurement(now.means, now.counts, self.run.index, self._criterion, passed), recent, length)
 
     def remark(self) -> str | None:
         """Return what a user should know at the end of training, if anything."""
@@ -196,17 +209,19 @@ class FairFit:
                 " update until it is finite again. Look for bad samples there, or for diverging training."
             )
 
-    def missed_epoch(self, *, updates_within: bool) -> int | None:
-        """Return the epoch whose update was not made, if any, when a run is resumed.
+    @property
+    def is_behind(self) -> bool:
+        """Whether batches were trained on since the last update."""
+        return self._updated_at < batches_ever_trained_on(self.run.trainer)
 
-        Lightning resumes from a checkpoint of an epoch's last batch at the next epoch, without the end of this one.
+    def left_epoch(self) -> int | None:
+        """Return the epoch that a resumed run was left in, with batches since the last update; None if there are none.
+
+        It is told once: the run goes on from there. Lightning resumes from a checkpoint of an epoch's last batch at the
+        next epoch, without the end of this one.
         """
-        epoch = self._resumed_epoch
-        if epoch is None or epoch >= self.run.trainer.current_epoch:
-            return None
-        if updates_within:
-            return epoch if self._updated_at < batches_ever_trained_on(self.run.trainer) else None
-        return None if any(record.epoch == epoch for record in self.history) else epoch
+        epoch, self._resumed_epoch = self._resumed_epoch, None
+        return epoch if self.is_behind else None
 
     def state_dict(self, epoch: int, *, alone: bool) -> dict[str, Any]:
         """Return what a resumed run needs, besides the place in this epoch."""

@@ -304,24 +304,21 @@ class TestGoingOn:
         assert np.isfinite(losses[:40]).all()
         assert np.isnan(losses[40:]).all()
 
-    @pytest.mark.parametrize("within", [True, False])
-    def test_an_update_that_was_missed(self, within):
-        """A checkpoint of an epoch's last batch is resumed at the next epoch, without the end of this one."""
+    def test_an_update_that_was_missed(self):
+        """A checkpoint may be of after the last update, and a resumed run is told so once."""
         fit, sampler = new_fit(epoch=2), new_sampler()
-        assert fit.missed_epoch(updates_within=within) is None
-        state = fit.state_dict(2, alone=False)
-        for now, missed in ((2, None), (3, 2)):
-            resumed = new_fit(epoch=now)
-            resumed.run.trainer.fit_loop.epoch_loop.batch_progress.total.processed = 36  # of the first three epochs
-            resumed.load_state_dict(state)
-            assert resumed.missed_epoch(updates_within=within) == missed
-        resumed.update(sampler, epoch=2)
-        assert resumed.missed_epoch(updates_within=within) is None
-        fit.update(sampler)  # now it was made before the checkpoint
-        resumed = new_fit(epoch=3)
-        resumed.run.trainer.fit_loop.epoch_loop.batch_progress.total.processed = 36
+        assert fit.left_epoch() is None
+        resumed = new_fit(epoch=2)
         resumed.load_state_dict(fit.state_dict(2, alone=False))
-        assert resumed.missed_epoch(updates_within=within) is None
+        assert resumed.left_epoch() == 2
+        assert resumed.left_epoch() is None
+        assert resumed.is_behind
+        resumed.update(sampler, epoch=2)
+        assert not resumed.is_behind
+        fit.update(sampler)  # now it was made before the checkpoint
+        resumed = new_fit(epoch=2)
+        resumed.load_state_dict(fit.state_dict(2, alone=False))
+        assert resumed.left_epoch() is None
 
     @pytest.mark.parametrize("same", [True, False])
     def test_reloaded_data(self, same):

@@ -13,11 +13,12 @@ import pytest
 import torch
 from canonical import new_fairbatch
 from helpers import Toy, ToyModule, loader, resume, trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning_utilities.core.imports import RequirementCache
 from torch.utils.data import DataLoader
 
 from fairbatch_lightning import Adaptive, FairBatch, FairBatchWarning, SignedSteps
+from fairbatch_lightning.measure.estimates.online import OnlineEstimate
 
 EPOCHS, BATCHES = 4, 12
 HERE = Path(__file__).parent
@@ -35,10 +36,10 @@ class Validated(ToyModule):
         self.log("val_loss", torch.nn.functional.cross_entropy(self(x), y))
 
 
-def run(ckpt_path=None, checkpoint=None, num_workers=0, arguments=None, options=None):
+def run(ckpt_path=None, checkpoint=None, num_workers=0, arguments=None, options=None, module=None):
     """Train, from a checkpoint if there is one; return the module and the callback."""
     torch.manual_seed(0)
-    module, callback = Validated(), new_fairbatch(**(arguments or {}))
+    module, callback = module or Validated(), new_fairbatch(**(arguments or {}))
     callbacks = [callback] if checkpoint is None else [callback, checkpoint]
     fit = trainer(
         *callbacks,
@@ -50,6 +51,19 @@ def run(ckpt_path=None, checkpoint=None, num_workers=0, arguments=None, options=
     data = loader(num_workers=num_workers, persistent_workers=num_workers > 0)
     resume(fit, module, data, ckpt_path, DataLoader(Toy(), batch_size=60))
     return module, callback
+
+
+class Failing(Validated):
+    """Fails after some batches: in the next one, or while it is evaluated after them."""
+
+    def __init__(self, after, *, evaluated=False):
+        super().__init__()
+        self.after, self.evaluated = after, evaluated
+
+    def training_step(self, batch, batch_idx):
+        if len(self.batches) == self.after and self.training != self.evaluated:
+            raise RuntimeError("out of luck")
+        return super().training_step(batch, batch_idx)
 
 
 def assert_same(resumed, whole):
@@ -162,6 +176,66 @@ def assert_resumable(checkpoint, tmp_path, num_workers, arguments, options):
         assert_same(resumed, whole)
         resumed_batches.add(len(resumed[0].batches))
     assert len(resumed_batches) >= 3
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("after", [3, 5, 14, 35])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"update_every": 5},
+        {"rule": Seldom()},
+        {"rule": "adaptive"},
+        {"importance": "loss"},
+    ],
+    ids=str,
+)
+def test_resume_after_a_failed_batch(arguments, after, num_workers, tmp_path):
+    """The checkpoint is of within that batch, which is drawn again."""
+    skip_old_lightning()
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(None, OnExceptionCheckpoint(tmp_path), num_workers, arguments, module=Failing(after))
+    assert_same(
+        run(tmp_path / "on_exception.ckpt", None, num_workers, arguments), run(None, None, num_workers, arguments)
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("after", "arguments"),
+    [
+        *((after, {"update_every": 6, "estimate": "exact"}) for after in (6, 12, 30)),
+        *((after, {"update_every": 5, "estimate": OnlineEstimate(samples_per_cell=60)}) for after in (5, 25)),
+        *((after, {"estimate": "exact"}) for after in (BATCHES, 3 * BATCHES)),
+    ],
+)
+def test_resume_after_a_failed_evaluation(arguments, after, num_workers, tmp_path):
+    """The update that failed is made when the run is resumed."""
+    skip_old_lightning()
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(None, OnExceptionCheckpoint(tmp_path), num_workers, arguments, module=Failing(after, evaluated=True))
+    resumed = run(tmp_path / "on_exception.ckpt", None, num_workers, arguments)
+    assert_same(resumed, run(None, None, num_workers, arguments))
+
+
+def test_an_update_that_is_not_made_up_for_is_named(tmp_path):
+    """After the last epoch Lightning does nothing any more."""
+    arguments, module = {"estimate": "exact"}, Failing(EPOCHS * BATCHES, evaluated=True)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(None, OnExceptionCheckpoint(tmp_path), 0, arguments, module=module)
+    with pytest.warns(FairBatchWarning, match="before the last update of the shares, and there was nothing left"):
+        _, callback = run(tmp_path / "on_exception.ckpt", None, 0, arguments)
+    assert [record.epoch for record in callback.history] == list(range(EPOCHS - 1))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"rule": Seldom()}, {"estimate": "exact"}], ids=str)
+def test_resume_from_the_last_step(arguments, tmp_path):
+    """Training ends within an epoch; the update after it is not in the checkpoint of the step, and nothing follows."""
+    skip_old_lightning()
+    options = {"max_steps": 38}
+    whole = run(None, ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=19), 0, arguments, options)
+    assert_same(run(tmp_path / "step=38.ckpt", None, 0, arguments, options), whole)
+    assert_same(run(tmp_path / "step=19.ckpt", None, 0, arguments, options), whole)
 
 
 KILLED = """

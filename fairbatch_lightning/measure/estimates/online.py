@@ -63,10 +63,7 @@ class OnlineEstimate(Estimate):
     def measure(self, run: TrainingRun, update: int, *, uniform: bool) -> CellLosses:
         """Return the losses of the cells since the last update, and start anew."""
         self._add_batches(run)
-        self._batches.restart()
         means, counts = CellLosses.of(self._seen)
-        self._seen.sums.zero_()
-        self._seen.counts.zero_()
         trained = counts // run.copies
         starved = trained < run.index.counts.clamp(max=self._samples_per_cell) / 2
         starved_rows = (starved & run.starves_cells).any(1, keepdim=True)
@@ -79,6 +76,9 @@ class OnlineEstimate(Estimate):
             means, counts = (
                 torch.where(starved_rows, new, old) for new, old in zip(probe, (means, counts), strict=True)
             )
+        self._batches.restart()  # only now: had the evaluation failed, a checkpoint would hold what was seen
+        self._seen.sums.zero_()
+        self._seen.counts.zero_()
         return CellLosses(means, counts)
 
     def _probe(self, run: TrainingRun, cells: Tensor, num_trained: int, update: int) -> CellLosses:
