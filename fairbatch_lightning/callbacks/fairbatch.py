@@ -265,7 +265,10 @@ class FairBatch(ChangesBatches):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say so if an update could not be made up for, as there was nothing left to train."""
-        if self._batches is not None and self._updates_after_epochs and self._live()[0].left_epoch() is not None:
+        if self._batches is None:
+            return
+        fit, _ = self._live()
+        if (self._updates_after_epochs or fit.validation_was_due) and fit.left_epoch() is not None:
             warn(
                 "The checkpoint was saved before the last update of the shares, and there was nothing left to train:"
                 " `.shares` and `.history` are as they were before that update. The model is not affected."
@@ -313,13 +316,11 @@ class FairBatch(ChangesBatches):
         epoch_over = epoch < trainer.current_epoch
         if (epoch_over and self._updates_after_epochs) or self._is_due(trainer, batches_trained_on(trainer)):
             log_at_once(trainer, update_values(fit.update(sampler, epoch), fit.run.index))
-        elif (
-            epoch_over and fit.estimate.watches_validation and (epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0
-        ):
+        elif fit.validation_was_due and trainer.ckpt_path:  # in the same Trainer the whole epoch is repeated
             warn(
-                f"The checkpoint was saved after the last batch of epoch {epoch} but before the validation that"
-                " follows it, which Lightning does not make up for: the update of the shares after it is left out."
-                " Save checkpoints after the validation to resume exactly."
+                f"The checkpoint was saved after a batch of epoch {epoch} but before the end of the validation that"
+                " follows it, which Lightning does not repeat, or not in full: the update of the shares after it is"
+                " left out, or follows less data. Save checkpoints after validations to resume exactly."
             )
 
     def _validating(self, trainer: Trainer) -> FairFit | None:

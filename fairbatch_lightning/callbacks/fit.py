@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairbatch_lightning._support.lightning import batches_ever_trained_on
+from fairbatch_lightning._support.lightning import batches_ever_trained_on, validation_is_due
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.sampler import Drawn, FairSampler
 from fairbatch_lightning.callbacks.length import expected_batches
@@ -68,6 +68,7 @@ class FairFit:
         self._updated_at, self._length = 0, math.inf  # in batches
         self._logits_seen = False
         self._resumed_epoch: int | None = None
+        self.validation_was_due = False  # when the state was saved that this fit goes on from
         self._warned: set[str] = set()
         estimate.start(run)
 
@@ -225,13 +226,14 @@ class FairFit:
 
     def state_dict(self, epoch: int, *, alone: bool) -> dict[str, Any]:
         """Return what a resumed run needs, besides the place in this epoch."""
-        losses = self._sample_losses
+        losses, trainer = self._sample_losses, self.run.trainer
         return {
             "epoch": epoch,
             "rule": self.state.state_dict(),
             "recent": None if self._recent is None else list(self._recent),
             "updated_at": self._updated_at,
             "length": self._length,
+            "validation_is_due": self.estimate.watches_validation and self.is_behind and validation_is_due(trainer),
             "step_returns_logits": self.run.reader.training_step_returns,
             "estimate": self.estimate.state_dict(self.run, alone=alone),
             "importance": None if losses is None else losses.state_dict(alone=alone),
@@ -248,4 +250,4 @@ class FairFit:
         if self._sample_losses is not None and state["importance"]:
             self._sample_losses.load_state_dict(state["importance"], self.run.rank)
         self.history = [UpdateRecord(**record) for record in state["history"]]
-        self._resumed_epoch = state["epoch"]
+        self._resumed_epoch, self.validation_was_due = state["epoch"], state["validation_is_due"]

@@ -43,10 +43,9 @@ def run(ckpt_path=None, checkpoint=None, num_workers=0, arguments=None, options=
     callbacks = [callback] if checkpoint is None else [callback, checkpoint]
     fit = trainer(
         *callbacks,
-        max_epochs=EPOCHS,
         num_sanity_val_steps=0,
         **({} if checkpoint is None else {"enable_checkpointing": True}),
-        **(options or {}),
+        **{"max_epochs": EPOCHS, **(options or {})},
     )
     data = loader(num_workers=num_workers, persistent_workers=num_workers > 0)
     resume(fit, module, data, ckpt_path, DataLoader(Toy(), batch_size=60))
@@ -156,14 +155,71 @@ def test_resume_with_other_estimates(scenario, estimate, tmp_path):
     assert_resumable(checkpoint, tmp_path, 0, {**arguments, "estimate": estimate}, options)
 
 
-def test_validation_that_lightning_leaves_out_is_named(tmp_path):
-    """A checkpoint of an epoch's last batch is before its validation, and Lightning goes on with the next epoch."""
+class FailingValidation(Validated):
+    """Fails in a batch of a validation."""
+
+    def __init__(self, validation, batch):
+        super().__init__()
+        self.fails_at, self.validation = (validation, batch), -1
+
+    def on_validation_epoch_start(self):
+        self.validation += 1
+
+    def validation_step(self, batch, batch_idx):
+        if (self.validation, batch_idx) == self.fails_at:
+            raise RuntimeError("out of luck")
+        super().validation_step(batch, batch_idx)
+
+
+LEFT_OUT = "which Lightning does not repeat, or not in full"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"val_check_interval": 0.5},
+        {"val_check_interval": 3},
+        {"val_check_interval": 7},
+        {"val_check_interval": 5, "check_val_every_n_epoch": None},
+        {"check_val_every_n_epoch": 2},
+    ],
+    ids=str,
+)
+def test_validation_that_lightning_leaves_out_is_named(options, tmp_path):
+    """A checkpoint in `on_train_batch_end` is older than the validation that may follow: it is exact, or a warning."""
     skip_old_lightning()
-    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=BATCHES)
-    run(None, checkpoint, 0, {"estimate": "validation"})
-    with pytest.warns(FairBatchWarning, match="last batch of epoch 1 but before the validation"):
-        _, callback = run(tmp_path / f"step={2 * BATCHES}.ckpt", None, 0, {"estimate": "validation"})
-    assert [record.epoch for record in callback.history] == [0, 2, 3]
+    options = {"max_epochs": 2, **options}
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    whole = run(None, checkpoint, 0, {"estimate": "validation"}, options)
+    validated = {record.step for record in whole[1].history}
+    assert validated
+    for step in range(1, 2 * BATCHES + 1):
+        path = tmp_path / f"step={step}.ckpt"
+        if step in validated:
+            with pytest.warns(FairBatchWarning, match=f"epoch {(step - 1) // BATCHES}.*{LEFT_OUT}"):
+                _, callback = run(path, None, 0, {"estimate": "validation"}, options)
+            assert len(callback.history) == len(whole[1].history) - 1
+        else:
+            assert_same(run(path, None, 0, {"estimate": "validation"}, options), whole)
+
+
+@pytest.mark.parametrize(("validation", "batch"), [(0, 0), (1, 2), (2, 3)])
+def test_validation_that_failed_is_named(validation, batch, tmp_path):
+    skip_old_lightning()
+    arguments, options = {"estimate": "validation"}, {"val_check_interval": 6}
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(None, OnExceptionCheckpoint(tmp_path), 0, arguments, options, FailingValidation(validation, batch))
+    with pytest.warns(FairBatchWarning, match=LEFT_OUT):
+        run(tmp_path / "on_exception.ckpt", None, 0, arguments, options)
+
+
+def test_validation_that_is_repeated_in_the_same_trainer_is_not_named():
+    callback, module = new_fairbatch(estimate="validation"), FailingValidation(1, 1)
+    fit, held_out = trainer(callback, num_sanity_val_steps=0), DataLoader(Toy(), batch_size=60)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        fit.fit(module, loader(), held_out)
+    fit.fit(module, loader(), held_out)
+    assert [record.epoch for record in callback.history] == [0, 1, 2]
 
 
 def assert_resumable(checkpoint, tmp_path, num_workers, arguments, options):
