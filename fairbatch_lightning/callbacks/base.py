@@ -19,6 +19,7 @@ from fairbatch_lightning._support.lightning import (
     processes_of,
     replace_train_loader,
 )
+from fairbatch_lightning._support.processes import called_by_signal
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.delivery import FairBatchSampler, with_batches
 from fairbatch_lightning.batches.sampler import FairSampler
@@ -160,7 +161,7 @@ class ChangesBatches(AnyCallback):
             "names": [list(names) for names in self.index.names],
             "counts": self.index.counts,
             "sampler": self._batches.sampler.state_dict(batches_trained_on(self._trainer)),
-            "learnt": self.learnt(alone=self._failed),
+            "learnt": self.learnt(alone=self._failed or self._trainer.interrupted or called_by_signal()),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

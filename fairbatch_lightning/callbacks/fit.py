@@ -234,6 +234,7 @@ class FairFit:
             "updated_at": self._updated_at,
             "length": self._length,
             "validation_is_due": self.estimate.watches_validation and self.is_behind and validation_is_due(trainer),
+            "is_part": alone and self.run.num_replicas > 1 and self._watches_training and self.is_behind,
             "step_returns_logits": self.run.reader.training_step_returns,
             "estimate": self.estimate.state_dict(self.run, alone=alone),
             "importance": None if losses is None else losses.state_dict(alone=alone),
@@ -243,6 +244,12 @@ class FairFit:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, on the same training data."""
         self.state = self._rule.resumed(self.state.load(state["rule"]), self.run.index.counts)
+        if state["is_part"]:
+            warn(
+                "The checkpoint was saved by one process alone, on a signal or after a failure: what the others have"
+                " seen since the last update of the shares is not in it. The next update goes by the rest, so that this"
+                " is not bit for bit the run that was stopped. Checkpoints that all processes save together are whole."
+            )
         self._recent = CellLosses(*state["recent"]) if state["recent"] else None
         self._updated_at, self._length = state["updated_at"], state["length"]
         self.run.reader.training_step_returns |= state["step_returns_logits"]
