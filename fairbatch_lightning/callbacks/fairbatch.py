@@ -270,7 +270,7 @@ class FairBatch(ChangesBatches):
         fit, _ = self._live()
         if (self._updates_after_epochs or fit.validation_was_due) and fit.left_epoch() is not None:
             warn(
-                "The checkpoint was saved before the last update of the shares, and there was nothing left to train:"
+                "The training was stopped before the last update of the shares, and there is nothing left to train:"
                 " `.shares` and `.history` are as they were before that update. The model is not affected."
             )
 

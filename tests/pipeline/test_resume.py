@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import lightning as L
@@ -13,7 +14,8 @@ import pytest
 import torch
 from canonical import new_fairbatch
 from helpers import Toy, ToyModule, loader, resume, trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.imports import RequirementCache
 from torch.utils.data import DataLoader
 
@@ -279,9 +281,72 @@ def test_an_update_that_is_not_made_up_for_is_named(tmp_path):
     arguments, module = {"estimate": "exact"}, Failing(EPOCHS * BATCHES, evaluated=True)
     with pytest.raises(RuntimeError, match="out of luck"):
         run(None, OnExceptionCheckpoint(tmp_path), 0, arguments, module=module)
-    with pytest.warns(FairBatchWarning, match="before the last update of the shares, and there was nothing left"):
+    with pytest.warns(FairBatchWarning, match="before the last update of the shares, and there is nothing left"):
         _, callback = run(tmp_path / "on_exception.ckpt", None, 0, arguments)
     assert [record.epoch for record in callback.history] == list(range(EPOCHS - 1))
+
+
+class Signalled(Validated):
+    """Gets a signal in the batch after some others, or while it is evaluated after them; once."""
+
+    def __init__(self, after, number, *, evaluated=False):
+        super().__init__()
+        self.after, self.number, self.evaluated = after, number, evaluated
+
+    def training_step(self, batch, batch_idx):
+        if len(self.batches) == self.after and self.training != self.evaluated and self.number is not None:
+            number, self.number = self.number, None
+            signal.raise_signal(number)
+        return super().training_step(batch, batch_idx)
+
+
+class SavesOnSignal(Callback):
+    """Saves a checkpoint at once when SIGUSR1 comes, as Lightning does under SLURM."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_start(self, fit, module):
+        self.before = signal.signal(signal.SIGUSR1, lambda *_: fit.save_checkpoint(self.path))
+
+    def on_train_end(self, *_):
+        signal.signal(signal.SIGUSR1, self.before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "after", "evaluated"),
+    [
+        ({"update_every": 5}, 8, False),
+        ({"update_every": 5}, 10, False),
+        ({"rule": "adaptive"}, 14, False),
+        ({"importance": "loss"}, 17, False),
+        ({"update_every": 5, "estimate": "exact"}, 10, True),
+        ({"estimate": "exact"}, 2 * BATCHES, True),
+    ],
+)
+def test_resume_from_a_signal(arguments, after, evaluated, tmp_path):
+    """The run goes on undisturbed; the checkpoint is of within a batch, or within an update."""
+    skip_old_lightning()
+    whole, path = run(None, None, 0, arguments), tmp_path / "signal.ckpt"
+    module = Signalled(after, signal.SIGUSR1, evaluated=evaluated)
+    assert_same(run(None, SavesOnSignal(path), 0, arguments, module=module), whole)
+    assert_same(run(path, None, 0, arguments), whole)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "after", "exact"),
+    [("online", 15, True), ("online", 23, True), ("validation", 15, True), ("validation", 17, False)],
+)
+def test_resume_from_a_termination(estimate, after, exact, tmp_path):
+    """Lightning ends the run after the batch, or within the validation that follows it."""
+    skip_old_lightning()
+    arguments, options = {"estimate": estimate}, {"val_check_interval": 6}
+    with pytest.raises(SIGTERMException):
+        run(None, OnExceptionCheckpoint(tmp_path), 0, arguments, options, Signalled(after, signal.SIGTERM))
+    with nullcontext() if exact else pytest.warns(FairBatchWarning, match=LEFT_OUT):
+        resumed = run(tmp_path / "on_exception.ckpt", None, 0, arguments, options)
+    if exact:
+        assert_same(resumed, run(None, None, 0, arguments, options))
 
 
 @pytest.mark.parametrize("arguments", [{}, {"rule": Seldom()}, {"estimate": "exact"}], ids=str)
