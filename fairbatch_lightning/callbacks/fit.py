@@ -17,6 +17,7 @@ from fairbatch_lightning._support.lightning import batches_ever_trained_on, vali
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.sampler import Drawn, FairSampler
 from fairbatch_lightning.callbacks.length import expected_batches
+from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun
 from fairbatch_lightning.measure.estimates.silent_pass import check_can_evaluate
 from fairbatch_lightning.measure.logits import returned_logits
@@ -166,21 +167,26 @@ class FairFit:
             sampler: Draws the batches.
             epoch: The epoch that the update is of; default: the current one.
         """
-        trainer, index, before = self.run.trainer, self.run.index, self.state
+        trainer, before = self.run.trainer, self.state
         now, done = self._measure(sampler), batches_ever_trained_on(trainer)
         after = replace(self._rule.update(before, now.measurement), updates=before.updates + 1)
-        # All that may fail, or be interrupted, is done: what follows is either made or made up for on resuming.
-        self._length, self._recent, self._measured, self._updated_at = now.length, now.recent, now.measurement, done
-        self.state = after
-        sampler.shares = after.shares
-        if self._importance is not None and self._sample_losses is not None:
-            sampler.weights = self._importance.weights(self._sample_losses.known(), index, before.updates)
-        epoch = trainer.current_epoch if epoch is None else epoch
+        weights = self._weights(before.updates)
         gaps, unit = self._rule.gaps(now.measurement), "error" if self.run.sample_loss.is_error else "loss"
-        losses = now.measurement.losses
+        epoch, losses = trainer.current_epoch if epoch is None else epoch, now.measurement.losses
         record = UpdateRecord(epoch, trainer.global_step, losses, gaps, before.shares, after.shares, unit)
+        # All that may fail, or take long enough to be interrupted, is done: the update is made, or is made on resuming.
+        self.state, sampler.shares = after, after.shares
+        if self._importance is not None:
+            sampler.weights = weights
+        self._length, self._recent, self._measured, self._updated_at = now.length, now.recent, now.measurement, done
         self.history.append(record)
         return record
+
+    def _weights(self, update: int) -> Array | None:
+        """Return how often samples are drawn from now on, compared with others of their cell; None for all alike."""
+        if self._importance is None or self._sample_losses is None:
+            return None
+        return self._importance.weights(self._sample_losses.known(), self.run.index, update)
 
     def _measure(self, sampler: FairSampler) -> _Measured:
         """Return what is known of the cells now."""
