@@ -210,6 +210,7 @@ class FairBatch(ChangesBatches):
             log_at_once(trainer, share_values(fit.state.shares, fit.run.index))
             fit.look_ahead(sampler)
         fit.estimate.check(fit.run)
+        fit.has_seen()
         self._make_up(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -225,6 +226,7 @@ class FairBatch(ChangesBatches):
         if self._batches is None:
             return
         self._live()[0].after_batch(self._batches.take(), outputs)
+        self._live()[0].has_seen()
         if self._is_due(trainer, batch_idx + 1) or self._is_last(trainer):
             self._update(trainer)
 

@@ -69,6 +69,7 @@ class FairFit:
         self._updated_at, self._length = 0, math.inf  # in batches
         self._logits_seen = False
         self._resumed_epoch: int | None = None
+        self._seen_until = math.inf  # in batches
         self.validation_was_due = False  # when the state was saved that this fit goes on from
         self._warned: set[str] = set()
         estimate.start(run)
@@ -145,6 +146,10 @@ class FairFit:
                     )
             self.run.add_losses(self.run.new_metric(), logits.detach(), batch.cells)
         self._logits_seen = True
+
+    def has_seen(self) -> None:
+        """Note that all batches until now were shown to whom they concern; on a signal a checkpoint is saved any time."""
+        self._seen_until = batches_ever_trained_on(self.run.trainer)
 
     def is_due(self, batches_left: float) -> bool:
         """Return whether it is time for one of the updates that the rule wants to have within epochs.
@@ -233,6 +238,7 @@ class FairFit:
     def state_dict(self, epoch: int, *, alone: bool) -> dict[str, Any]:
         """Return what a resumed run needs, besides the place in this epoch."""
         losses, trainer = self._sample_losses, self.run.trainer
+        unseen = self._seen_until < batches_ever_trained_on(trainer)
         return {
             "epoch": epoch,
             "rule": self.state.state_dict(),
@@ -240,7 +246,7 @@ class FairFit:
             "updated_at": self._updated_at,
             "length": self._length,
             "validation_is_due": self.estimate.watches_validation and self.is_behind and validation_is_due(trainer),
-            "is_part": alone and self.run.num_replicas > 1 and self._watches_training and self.is_behind,
+            "is_part": self._watches_training and self.is_behind and (unseen or (alone and self.run.num_replicas > 1)),
             "step_returns_logits": self.run.reader.training_step_returns,
             "estimate": self.estimate.state_dict(self.run, alone=alone),
             "importance": None if losses is None else losses.state_dict(alone=alone),
@@ -252,9 +258,9 @@ class FairFit:
         self.state = self._rule.resumed(self.state.load(state["rule"]), self.run.index.counts)
         if state["is_part"]:
             warn(
-                "The checkpoint was saved by one process alone, on a signal or after a failure: what the others have"
-                " seen since the last update of the shares is not in it. The next update goes by the rest, so that this"
-                " is not bit for bit the run that was stopped. Checkpoints that all processes save together are whole."
+                "The checkpoint was saved on a signal or after a failure, by one process alone or before its last batch"
+                " was seen: not all since the last update of the shares is in it. The next update goes by the rest, so"
+                " that this is not bit for bit the run that was stopped. Checkpoints that are saved by plan are whole."
             )
         self._recent = CellLosses(*state["recent"]) if state["recent"] else None
         self._updated_at, self._length = state["updated_at"], state["length"]

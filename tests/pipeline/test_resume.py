@@ -333,6 +333,45 @@ def test_resume_from_a_signal(arguments, after, evaluated, tmp_path):
     assert_same(run(path, None, 0, arguments), whole)
 
 
+def test_resume_from_a_signal_while_losses_are_computed(tmp_path):
+    """At the end of an epoch, of all its batches at once."""
+    skip_old_lightning()
+    signals = [signal.SIGUSR1]
+
+    def loss(logits, labels):
+        if len(logits) > 20 and signals:
+            signal.raise_signal(signals.pop())
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+
+    whole = run(None, SavesOnSignal(path := tmp_path / "signal.ckpt"), 0, {"loss": loss})
+    assert not signals
+    assert_same(whole, run(None, None, 0, {"loss": loss}))
+    assert_same(run(path, None, 0, {"loss": loss}), whole)
+
+
+class SignalledAfterBatch(Validated):
+    """Gets a signal when a batch is trained on, but was not shown to callbacks yet."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def lr_scheduler_step(self, *_):
+        if self.global_step == 15 and self.trainer.ckpt_path is None:
+            signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize(("arguments", "partial"), [({}, True), ({"estimate": "exact"}, False)])
+def test_resume_from_a_signal_that_hides_a_batch(arguments, partial, tmp_path):
+    skip_old_lightning()
+    whole = run(None, SavesOnSignal(path := tmp_path / "signal.ckpt"), 0, arguments, module=SignalledAfterBatch())
+    with pytest.warns(FairBatchWarning, match="saved on a signal or after a failure") if partial else nullcontext():
+        resumed = run(path, None, 0, arguments, module=SignalledAfterBatch())
+    if not partial:
+        assert_same(resumed, whole)
+
+
 @pytest.mark.parametrize(
     ("estimate", "after", "exact"),
     [("online", 15, True), ("online", 23, True), ("validation", 15, True), ("validation", 17, False)],
