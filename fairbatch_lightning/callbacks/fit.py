@@ -148,7 +148,7 @@ class FairFit:
         self._logits_seen = True
 
     def has_seen(self) -> None:
-        """Note that all batches until now were shown to whom they concern; on a signal a checkpoint is saved any time."""
+        """Note that all batches until now were shown to whom they concern: checkpoints of signals may be of before."""
         self._seen_until = batches_ever_trained_on(self.run.trainer)
 
     def is_due(self, batches_left: float) -> bool:
