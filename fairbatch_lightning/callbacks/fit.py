@@ -258,9 +258,10 @@ class FairFit:
         self.state = self._rule.resumed(self.state.load(state["rule"]), self.run.index.counts)
         if state["is_part"]:
             warn(
-                "The checkpoint was saved on a signal or after a failure, by one process alone or before its last batch"
-                " was seen: not all since the last update of the shares is in it. The next update goes by the rest, so"
-                " that this is not bit for bit the run that was stopped. Checkpoints that are saved by plan are whole."
+                "Not all that was seen since the last update of the shares is in the checkpoint: it was saved by one"
+                " process alone, on a signal or after a failure, or before FairBatch saw the last batch, as by a"
+                " callback in front of it. The next update goes by the rest: this is not bit for bit the run that"
+                " was stopped."
             )
         self._recent = CellLosses(*state["recent"]) if state["recent"] else None
         self._updated_at, self._length = state["updated_at"], state["length"]
