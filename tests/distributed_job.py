@@ -5,6 +5,7 @@ python distributed_job.py FOLDER '{"strategy": "ddp", ...}'
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from canonical import CALLBACKS
 from helpers import Toy, ToyModule, loader, resume, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from torch.utils.data import DataLoader, Subset
 
 from fairbatch_lightning import FairnessMonitor
@@ -58,6 +60,26 @@ class Relabelled(ToyModule):
         return super().training_step((x, 1 - y if self.global_rank == 1 else y, index), batch_idx)
 
 
+class Signalled(ToyModule):
+    """Each process gets SLURM's signal to save a checkpoint, at a place of its own."""
+
+    places = (18, "on_train_batch_end"), (19, "training_step")
+
+    def reached(self, place):
+        if (
+            self.trainer.ckpt_path is None
+            and (self.trainer.fit_loop.total_batch_idx, place) == self.places[self.global_rank]
+        ):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def training_step(self, batch, batch_idx):
+        self.reached("training_step")
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, *_):
+        self.reached("on_train_batch_end")
+
+
 class TensorParallel(ToyModule):
     """Its processes all hold the whole model, as if they were one."""
 
@@ -85,6 +107,7 @@ MODULES = {
     "little memory": LittleMemory,
     "failing": Failing,
     "relabelled": Relabelled,
+    "signalled": Signalled,
     "tensor parallel": TensorParallel,
     "batchnorm": WithBatchNorm,
     "sharded": Sharded,
@@ -110,6 +133,7 @@ def job(
     save_on_exception=False,
     drop_last=False,
     own_data=False,
+    slurm=False,
 ):
     torch.manual_seed(0)
     model = MODULES[module]()
@@ -120,6 +144,12 @@ def job(
 
         copies = devices if module == "tensor parallel" else 1
         strategy = ModelParallelStrategy(data_parallel_size=devices // copies, tensor_parallel_size=copies)
+    if slurm:
+        rank, number = os.environ["RANK"], devices
+        os.environ.update(
+            SLURM_PROCID=rank, SLURM_LOCALID=rank, SLURM_NTASKS=f"{number}", SLURM_NTASKS_PER_NODE=f"{number}"
+        )
+        os.environ.update(SLURM_JOB_NAME="job", SLURM_JOB_ID="1", SLURM_NODEID="0")
     run = trainer(
         *([] if callback is None else [callback]),
         *([monitor] if module == "validated" else []),
@@ -131,6 +161,8 @@ def job(
         devices=devices,
         use_distributed_sampler=use_distributed_sampler,
         limit_train_batches=limit,
+        plugins=[SLURMEnvironment()] if slurm else None,
+        default_root_dir=folder,
         enable_checkpointing=save_every is not None or save_on_exception,
     )
     data = loader(Subset(Toy(300), range(num_samples)), batch_size, num_workers=num_workers, drop_last=drop_last)

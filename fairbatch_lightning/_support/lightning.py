@@ -54,6 +54,20 @@ def batches_trained_on(trainer: Any) -> int:
     return int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
 
 
+def batches_ever_trained_on(trainer: Any) -> int:
+    """Return how many batches there were in all epochs, before a resumed run too; none that failed on the way."""
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.processed)
+
+
+def validation_is_due(trainer: Any) -> bool:
+    """Return whether a validation follows the last batch that was trained on, or is going on."""
+    loop = trainer.fit_loop.epoch_loop
+    batches, timed = loop.batch_progress.current, getattr(trainer, "_val_check_time_interval", None) is not None
+    if batches.processed < batches.ready or (trainer.val_check_batch is None and not timed):
+        return False  # within the next batch, or before the first
+    return bool(loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
+
+
 def held_out_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
     """Return the DataLoaders of the validation or test that is going on."""
     combined = trainer._evaluation_loop._combined_loader

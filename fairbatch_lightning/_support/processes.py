@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -29,6 +32,27 @@ def world_sum(values: Tensor) -> Tensor:
         values = values.clone()
         dist.all_reduce(values)
     return values
+
+
+def called_by_signal() -> bool:
+    """Return whether a signal's handler has called this: the other processes may be anywhere then.
+
+    Python gives a handler the signal's number and the frame that it interrupts, which is also the one it returns to.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        arguments = _arguments(frame)
+        if any(isinstance(number, int) and place is frame.f_back for number, place in pairwise(arguments)):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _arguments(frame: FrameType) -> list[Any]:
+    """Return a function's positional arguments, those of `*args` in their place."""
+    names, others, _, values = inspect.getargvalues(frame)
+    more = values.get(others, ()) if others else ()
+    return [*(values.get(name) for name in names), *(more if isinstance(more, tuple) else ())]
 
 
 def gathered(own: Any) -> list[Any]:

@@ -23,13 +23,17 @@ class Plan(NamedTuple):
 
 @dataclass
 class Pass:
-    """One pass over an epoch: the plans that it follows; batches before `next_batch` are drawn."""
+    """One pass over an epoch: the plans that it follows; batches before `next_batch` are drawn.
+
+    A pass that goes on where another was left had `drawn_before` batches drawn there, perhaps some ahead of training.
+    """
 
     epoch: int
     plans: list[Plan]
     next_batch: int = 0
     started: bool = False
     finished: bool = False
+    drawn_before: int = 0
 
     def plan(self, batch: int) -> Plan:
         """Return the plan that a batch follows."""
@@ -37,8 +41,8 @@ class Pass:
 
     def follow(self, shares: Tensor, weights: Array | None) -> None:
         """Draw all batches from the next one on by these."""
-        earlier = [plan for plan in self.plans if plan.first < self.next_batch]
-        self.plans = [*earlier, Plan(self.next_batch, shares, weights)]
+        first = max(self.next_batch, self.drawn_before)
+        self.plans = [*(plan for plan in self.plans if plan.first < first), Plan(first, shares, weights)]
 
     def state_dict(self, next_batch: int | None) -> dict[str, Any]:
         """Return what is needed to go on at this batch, or where the pass is if that is earlier.
@@ -51,6 +55,7 @@ class Pass:
         return {
             "epoch": self.epoch,
             "next_batch": first,
+            "drawn": max(self.next_batch, self.drawn_before),
             "schedule": [(plan.first, plan.shares.clone()) for plan in self.plans],
             "weights": [None if weights is None else torch.from_numpy(weights.copy()) for weights in needed],
         }
@@ -62,7 +67,7 @@ class Pass:
         weights = [None if one is None else one.numpy().copy() for one in saved]
         entries = zip(state["schedule"], weights, strict=True)
         plans = [Plan(int(first), shares.clone(), weight) for (first, shares), weight in entries]
-        return cls(state["epoch"], plans, state["next_batch"])
+        return cls(state["epoch"], plans, state["next_batch"], drawn_before=state.get("drawn", 0))
 
 
 def check_weights(weights: Array | None, index: GroupIndex) -> None:

@@ -242,12 +242,15 @@ class FairSampler(DistributedSampler[int]):
             next_batch: The first batch of the epoch that has not been trained on; default: that has not been drawn.
                 It may be an earlier one, when worker processes fetch ahead.
         """
-        return {
-            **self._pass.state_dict(next_batch),
-            "num_batches": self.num_batches,
-            "batch_size": self.batch_size * self.num_replicas,
-            "shares": self.shares,
-        }
+        return self._state(self._pass.state_dict(next_batch))
+
+    def state_to_repeat(self) -> dict[str, Any]:
+        """Return what a new sampler needs to draw the whole epoch anew, by the shares as of now."""
+        return self._state(self._new_pass(self.epoch).state_dict(None))
+
+    def _state(self, place: dict[str, Any]) -> dict[str, Any]:
+        size = self.batch_size * self.num_replicas
+        return {**place, "num_batches": self.num_batches, "batch_size": size, "shares": self.shares}
 
     def fits(self, state: dict[str, Any]) -> bool:
         """Return whether a state is of batches like these, so that its place in the epoch means the same here."""

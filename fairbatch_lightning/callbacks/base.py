@@ -13,11 +13,13 @@ from torch.utils.data import Subset
 
 from fairbatch_lightning._support.checks import check_at_least
 from fairbatch_lightning._support.lightning import (
+    batches_ever_trained_on,
     batches_trained_on,
     fetches_itself,
     processes_of,
     replace_train_loader,
 )
+from fairbatch_lightning._support.processes import called_by_signal
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.delivery import FairBatchSampler, with_batches
 from fairbatch_lightning.batches.sampler import FairSampler
@@ -113,8 +115,7 @@ class ChangesBatches(AnyCallback):
         if not self._fitting:
             return
         self._check_alone(trainer)
-        goes_on = trainer is self._trainer and trainer.current_epoch > 0  # an earlier fit of the same Trainer
-        self._restored = self.state_dict() or None if goes_on else None
+        self._restored = self._left_by_earlier_fit(trainer)
         self._forget()
         self._trainer = trainer
         if trainer.overfit_batches > 0:  # type: ignore[attr-defined]
@@ -160,7 +161,7 @@ class ChangesBatches(AnyCallback):
             "names": [list(names) for names in self.index.names],
             "counts": self.index.counts,
             "sampler": self._batches.sampler.state_dict(batches_trained_on(self._trainer)),
-            "learnt": self.learnt(alone=self._failed),
+            "learnt": self.learnt(alone=self._failed or self._trainer.interrupted or called_by_signal()),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -174,6 +175,12 @@ class ChangesBatches(AnyCallback):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle what there is to know about the fit, not the Trainer, module and data it was made with."""
         return {**vars(self), "_cleanup": ExitStack(), "_batches": None, "_trainer": None, "_whole": None}
+
+    def _left_by_earlier_fit(self, trainer: Trainer) -> dict[str, Any] | None:
+        """Return the state after this Trainer's earlier fit; an epoch that was interrupted is repeated by Lightning."""
+        if trainer is not self._trainer or self._batches is None or not batches_ever_trained_on(trainer):
+            return None
+        return {**self.state_dict(), "sampler": self._batches.sampler.state_to_repeat()}
 
     def _forget(self) -> None:
         """Start afresh."""

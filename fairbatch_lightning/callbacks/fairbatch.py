@@ -7,15 +7,15 @@ from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from fairbatch_lightning._support.checks import chosen
-from fairbatch_lightning._support.lightning import processes_of
+from fairbatch_lightning._support.lightning import batches_ever_trained_on, batches_trained_on, processes_of
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.sampler import FairSampler
 from fairbatch_lightning.callbacks.base import ChangesBatches, LoadedData
 from fairbatch_lightning.callbacks.fit import FairFit
-from fairbatch_lightning.callbacks.length import batches_done
 from fairbatch_lightning.cells.classes import ClassNumbers
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.lookup import Source
@@ -200,8 +200,10 @@ class FairBatch(ChangesBatches):
 
     def go_on_from(self, learnt: dict[str, Any]) -> None:
         """Go on from what a checkpoint holds."""
-        if self._fit is not None:
-            self._fit.load_state_dict(learnt)
+        fit, sampler = self._live()
+        fit.load_state_dict(learnt)
+        if not torch.equal(sampler.shares, fit.state.shares):
+            sampler.shares = fit.state.shares
 
     # The hooks of a Callback.
 
@@ -214,16 +216,8 @@ class FairBatch(ChangesBatches):
             log_at_once(trainer, share_values(fit.state.shares, fit.run.index))
             fit.look_ahead(sampler)
         fit.estimate.check(fit.run)
-        if (epoch := fit.missed_epoch(updates_within=self._updates_within_epochs)) is None:
-            return
-        if self._updates_after_epochs:
-            log_at_once(trainer, update_values(fit.update(sampler, epoch), fit.run.index))
-        elif fit.estimate.watches_validation and (epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0:
-            warn(
-                f"The checkpoint was saved after the last batch of epoch {epoch} but before the validation that"
-                " follows it, which Lightning does not make up for: the update of the shares after it is left out."
-                " Save checkpoints after the validation to resume exactly."
-            )
+        fit.has_seen()
+        self._make_up(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Watch for the logits."""
@@ -243,14 +237,15 @@ class FairBatch(ChangesBatches):
         if self._batches is None:
             return
         self._live()[0].after_batch(self._batches.take(), outputs, batch)
+        self._live()[0].has_seen()
         self._introduce(trainer)
-        if self._is_due(trainer, batch_idx):
+        if self._is_due(trainer, batch_idx + 1) or self._is_last(trainer):
             self._update(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Update the shares; the next epoch's batches follow them."""
         super().on_train_epoch_end(trainer, pl_module)
-        if self._batches is not None and self._updates_after_epochs:
+        if self._batches is not None and self._updates_after_epochs and self._live()[0].is_behind:
             self._update(trainer, epoch_ended=True)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -290,6 +285,17 @@ class FairBatch(ChangesBatches):
                 warn(remark)
             log_figure(trainer, "fairbatch", self.plot)
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so if an update could not be made up for, as there was nothing left to train."""
+        if self._batches is None:
+            return
+        fit, _ = self._live()
+        if (self._updates_after_epochs or fit.validation_was_due) and fit.left_epoch() is not None:
+            warn(
+                "The training was stopped before the last update of the shares, and there is nothing left to train:"
+                " `.shares` and `.history` are as they were before that update. The model is not affected."
+            )
+
     def _introduce(self, trainer: Trainer) -> None:
         """Say what was found, once, when the first batch has been trained on."""
         if self._verbose and not self._introduced and trainer.is_global_zero:
@@ -327,11 +333,31 @@ class FairBatch(ChangesBatches):
         costs_nothing = self._estimate.watches_training and self._importance is None
         return self._update_every == "auto" and costs_nothing and self._rule.updates > 0
 
-    def _is_due(self, trainer: Trainer, batch_idx: int) -> bool:
+    def _is_due(self, trainer: Trainer, batches: int) -> bool:
+        """Return whether there is an update after so many batches of an epoch, before its end."""
         if isinstance(self._update_every, str):
-            left = trainer.num_training_batches - (batch_idx + 1)
+            left = trainer.num_training_batches - batches
             return self._updates_within_epochs and self._live()[0].is_due(left)
-        return batches_done(trainer) % self._update_every == 0
+        return batches_ever_trained_on(trainer) % self._update_every == 0
+
+    def _is_last(self, trainer: Trainer) -> bool:
+        """Return whether training ends with this batch: a checkpoint of the step is to hold the update that follows."""
+        return self._updates_after_epochs and 0 <= trainer.max_steps <= trainer.global_step
+
+    def _make_up(self, trainer: Trainer) -> None:
+        """Make up for an update that the interrupted run did not get to, or failed in."""
+        fit, sampler = self._live()
+        if (epoch := fit.left_epoch()) is None:
+            return
+        epoch_over = epoch < trainer.current_epoch
+        if (epoch_over and self._updates_after_epochs) or self._is_due(trainer, batches_trained_on(trainer)):
+            log_at_once(trainer, update_values(fit.update(sampler, epoch), fit.run.index))
+        elif fit.validation_was_due and trainer.ckpt_path:  # in the same Trainer the whole epoch is repeated
+            warn(
+                f"The checkpoint was saved after a batch of epoch {epoch} but before the end of the validation that"
+                " follows it, which Lightning does not repeat, or not in full: the update of the shares after it is"
+                " left out, or follows less data. Save checkpoints after validations to resume exactly."
+            )
 
     def _validating(self, trainer: Trainer) -> FairFit | None:
         """Return the fit whose validation is going on, if it is one."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairbatch_lightning._support.lightning import batches_ever_trained_on, validation_is_due
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.sampler import Drawn, FairSampler
 from fairbatch_lightning.callbacks.introduction import introduction
-from fairbatch_lightning.callbacks.length import batches_done, expected_batches
+from fairbatch_lightning.callbacks.length import expected_batches
+from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun
 from fairbatch_lightning.measure.estimates.silent_pass import check_can_evaluate
 from fairbatch_lightning.measure.pairing import Pairing
@@ -26,6 +28,14 @@ from fairbatch_lightning.rules.base import Measurement, UpdateRule
 from fairbatch_lightning.rules.criteria import Criterion, check_positive
 from fairbatch_lightning.rules.history import UpdateRecord
 from fairbatch_lightning.rules.importance import Importance
+
+
+class _Measured(NamedTuple):
+    """What an update knows: of the cells, of which what is kept for the next one; and the length of the training."""
+
+    measurement: Measurement
+    recent: CellLosses | None
+    length: float
 
 
 class FairFit:
@@ -60,6 +70,8 @@ class FairFit:
         self._updated_at, self._length = 0, math.inf  # in batches
         self.pairing = Pairing(run, measures_training=self._watches_training)
         self._resumed_epoch: int | None = None
+        self._seen_until = math.inf  # in batches
+        self.validation_was_due = False  # when the state was saved that this fit goes on from
         self._warned: set[str] = set()
         estimate.start(run)
 
@@ -173,6 +185,10 @@ class FairFit:
             self._criterion, self.run.index, pairing.classes, checked=pairing.found, logits=logits, updates=updates
         )
 
+    def has_seen(self) -> None:
+        """Note that all batches until now were shown to whom they concern: checkpoints of signals may be of before."""
+        self._seen_until = batches_ever_trained_on(self.run.trainer)
+
     def is_due(self, batches_left: float) -> bool:
         """Return whether it is time for one of the updates that the rule wants to have within epochs.
 
@@ -180,16 +196,15 @@ class FairFit:
             batches_left: How many batches of the epoch there still are; there is an update after the last in any case.
         """
         between = self._batches_between_updates
-        return batches_left >= between / 2 and batches_done(self.run.trainer) - self._updated_at >= between
+        return batches_left >= between / 2 and batches_ever_trained_on(self.run.trainer) - self._updated_at >= between
 
     @property
     def _batches_between_updates(self) -> int:
         return max(1, round(self._length / self._rule.updates))
 
-    def look_ahead(self, sampler: FairSampler) -> float:
-        """Find out how long the whole training is; return which part of it has passed since the last update."""
+    def look_ahead(self, sampler: FairSampler) -> None:
+        """Find out how long the whole training is."""
         self._length = expected_batches(self.run.trainer, self.run.module, sampler.num_batches)
-        return (batches_done(self.run.trainer) - self._updated_at) / self._length
 
     @torch.inference_mode(False)
     def update(self, sampler: FairSampler, epoch: int | None = None) -> UpdateRecord:
@@ -199,30 +214,41 @@ class FairFit:
             sampler: Draws the batches.
             epoch: The epoch that the update is of; default: the current one.
         """
-        trainer, index, before = self.run.trainer, self.run.index, self.state
+        trainer, before = self.run.trainer, self.state
         self.pairing.check_last()
-        measured = self._measured = self._measure(sampler)
-        self.state = replace(self._rule.update(before, measured), updates=before.updates + 1)
-        sampler.shares = self.state.shares
-        if self._importance is not None and self._sample_losses is not None:
-            sampler.weights = self._importance.weights(self._sample_losses.known(), index, before.updates)
-        epoch = trainer.current_epoch if epoch is None else epoch
-        gaps, unit = self._rule.gaps(measured), "error" if self.run.sample_loss.is_error else "loss"
-        record = UpdateRecord(epoch, trainer.global_step, measured.losses, gaps, before.shares, self.state.shares, unit)
+        now, done = self._measure(sampler), batches_ever_trained_on(trainer)
+        after = replace(self._rule.update(before, now.measurement), updates=before.updates + 1)
+        weights = self._weights(before.updates)
+        gaps, unit = self._rule.gaps(now.measurement), "error" if self.run.sample_loss.is_error else "loss"
+        epoch, losses = trainer.current_epoch if epoch is None else epoch, now.measurement.losses
+        record = UpdateRecord(epoch, trainer.global_step, losses, gaps, before.shares, after.shares, unit)
+        # All that may fail, or take long enough to be interrupted, is done: the update is made, or is made on resuming.
+        self.state, sampler.shares = after, after.shares
+        if self._importance is not None:
+            sampler.weights = weights
+        self._length, self._recent, self._measured, self._updated_at = now.length, now.recent, now.measurement, done
         self.history.append(record)
         return record
 
-    def _measure(self, sampler: FairSampler) -> Measurement:
+    def _weights(self, update: int) -> Array | None:
+        """Return how often samples are drawn from now on, compared with others of their cell; None for all alike."""
+        if self._importance is None or self._sample_losses is None:
+            return None
+        return self._importance.weights(self._sample_losses.known(), self.run.index, update)
+
+    def _measure(self, sampler: FairSampler) -> _Measured:
         """Return what is known of the cells now."""
-        passed = self.look_ahead(sampler)
-        self._updated_at = batches_done(self.run.trainer)
+        trainer = self.run.trainer
+        length = expected_batches(trainer, self.run.module, sampler.num_batches)
+        passed = (batches_ever_trained_on(trainer) - self._updated_at) / length
         now = self.estimate.measure(self.run, self.state.updates, uniform=not sampler.weighted)
         self._say_what_is_broken(now)
+        recent = None
         if self._rule.window:
             if self._recent is not None:
                 now = now.together_with(self._recent, kept=math.exp(-passed / self._rule.window))
-            self._recent = now
-        return Measurement(now.means, now.counts, self.run.index, self._criterion, passed)
+            recent = now
+        return _Measured(Measurement(now.means, now.counts, self.run.index, self._criterion, passed), recent, length)
 
     def remark(self) -> str | None:
         """Return what a user should know at the end of training, if anything."""
@@ -238,27 +264,32 @@ class FairFit:
                 " update until it is finite again. Look for bad samples there, or for diverging training."
             )
 
-    def missed_epoch(self, *, updates_within: bool) -> int | None:
-        """Return the epoch whose update was not made, if any, when a run is resumed.
+    @property
+    def is_behind(self) -> bool:
+        """Whether batches were trained on since the last update."""
+        return self._updated_at < batches_ever_trained_on(self.run.trainer)
 
-        Lightning resumes from a checkpoint of an epoch's last batch at the next epoch, without the end of this one.
+    def left_epoch(self) -> int | None:
+        """Return the epoch that a resumed run was left in, with batches since the last update; None if there are none.
+
+        It is told once: the run goes on from there. Lightning resumes from a checkpoint of an epoch's last batch at the
+        next epoch, without the end of this one.
         """
-        epoch = self._resumed_epoch
-        if epoch is None or epoch >= self.run.trainer.current_epoch:
-            return None
-        if updates_within:
-            return epoch if self._updated_at < batches_done(self.run.trainer) else None
-        return None if any(record.epoch == epoch for record in self.history) else epoch
+        epoch, self._resumed_epoch = self._resumed_epoch, None
+        return epoch if self.is_behind else None
 
     def state_dict(self, epoch: int, *, alone: bool) -> dict[str, Any]:
         """Return what a resumed run needs, besides the place in this epoch."""
-        losses = self._sample_losses
+        losses, trainer = self._sample_losses, self.run.trainer
+        unseen = self._seen_until < batches_ever_trained_on(trainer)
         return {
             "epoch": epoch,
             "rule": self.state.state_dict(),
             "recent": None if self._recent is None else list(self._recent),
             "updated_at": self._updated_at,
             "length": self._length,
+            "validation_is_due": self.estimate.watches_validation and self.is_behind and validation_is_due(trainer),
+            "is_part": self._watches_training and self.is_behind and (unseen or (alone and self.run.num_replicas > 1)),
             "step_returns_logits": self.run.reader.training_step_returns,
             "logits_from": self.run.reader.watched,
             "classes": dict(self.run.classes.learnt),
@@ -269,7 +300,14 @@ class FairFit:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, on the same training data."""
-        self.state = self.state.load(state["rule"])
+        self.state = self._rule.resumed(self.state.load(state["rule"]), self.run.index.counts)
+        if state["is_part"]:
+            warn(
+                "Not all that was seen since the last update of the shares is in the checkpoint: it was saved by one"
+                " process alone, on a signal or after a failure, or before FairBatch saw the last batch, as by a"
+                " callback in front of it. The next update goes by the rest: this is not bit for bit the run that"
+                " was stopped."
+            )
         self._recent = CellLosses(*state["recent"]) if state["recent"] else None
         self._updated_at, self._length = state["updated_at"], state["length"]
         self.run.reader.training_step_returns |= state["step_returns_logits"]
@@ -280,4 +318,4 @@ class FairFit:
         if self._sample_losses is not None and state["importance"]:
             self._sample_losses.load_state_dict(state["importance"], self.run.rank)
         self.history = [UpdateRecord(**record) for record in state["history"]]
-        self._resumed_epoch = state["epoch"]
+        self._resumed_epoch, self.validation_was_due = state["epoch"], state["validation_is_due"]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from fairbatch_lightning._support.lightning import batches_ever_trained_on
+
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 EPOCHS_AT_LEAST = 10
 """How many epochs a training is taken to have if its end is not known."""
-
-
-def batches_done(trainer: Trainer) -> int:
-    """Return how many batches were trained on since the very beginning, before a resumed run too."""
-    return int(trainer.fit_loop.total_batch_idx) + 1
 
 
 def expected_batches(trainer: Trainer, module: LightningModule, batches_per_epoch: int) -> float:
@@ -28,7 +25,7 @@ def expected_batches(trainer: Trainer, module: LightningModule, batches_per_epoc
         module: What it trains.
         batches_per_epoch: How many batches it has in an epoch, where the Trainer does not say.
     """
-    done = batches_done(trainer)
+    done = batches_ever_trained_on(trainer)
     in_epoch = float(trainer.num_training_batches)
     in_epoch = in_epoch if math.isfinite(in_epoch) and in_epoch else float(batches_per_epoch)
     end = min(_by_epochs(trainer, in_epoch), _by_steps(trainer, module, in_epoch, done), _by_time(trainer, done))

@@ -137,6 +137,10 @@ class UpdateRule(ABC):
         """Return where training begins, given the cells' samples `(Y, Z)`: at the data's own shares."""
         return RuleState(natural_shares(counts))
 
+    def resumed(self, state: RuleState, counts: Tensor) -> RuleState:
+        """Return where to go on from a state that was saved, perhaps with other settings; `counts` as for `start`."""
+        return state
+
     @abstractmethod
     def update(self, state: RuleState, measured: Measurement) -> RuleState:
         """Return the state after an update.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -121,6 +121,10 @@ class SignedSteps(UpdateRule):
                 f" but got {self.min_share}."
             )
         return RuleState(lift_to_floor(natural_shares(counts), counts > 0, self.min_share))
+
+    def resumed(self, state: RuleState, counts: Tensor) -> RuleState:
+        """Return the saved shares, lifted to `min_share` if that was smaller when they were saved."""
+        return replace(state, shares=lift_to_floor(state.shares, counts > 0, self.min_share))
 
     def update(self, state: RuleState, measured: Measurement) -> RuleState:
         """Shift the row with the largest gap, if that is above the tolerance, then pull."""

@@ -1,5 +1,9 @@
 """Alone, everything is one's own; several processes agree."""
 
+import inspect
+import signal
+from functools import partial
+
 import pytest
 import torch
 from processes import start
@@ -19,6 +23,45 @@ class TestAlone:
         assert processes.gathered(other) == [other]
         processes.share_first([values])
         assert values.tolist() == [1, 2]
+
+
+def through_layers(function):
+    """Call a function through one that gets a number and a frame, but not that of its caller, as a handler does."""
+
+    def inner(number, frame):
+        return function()
+
+    return inner(signal.SIGUSR1, inspect.currentframe().f_back)
+
+
+class Handler:
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __call__(self, signum, frame):
+        self.seen.append(through_layers(processes.called_by_signal))
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        Handler,
+        lambda seen: lambda *arguments: Handler(seen)(*arguments),
+        lambda seen: lambda signum, frame, more=None: seen.append(processes.called_by_signal()),
+        lambda seen: partial(Handler.__call__, Handler(seen)),
+    ],
+    ids=["object", "any arguments", "more arguments", "partial"],
+)
+def test_a_signals_handler_is_known(handler):
+    seen, before = [], signal.getsignal(signal.SIGUSR1)
+    try:
+        signal.signal(signal.SIGUSR1, handler(seen))
+        signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [True]
+    assert not processes.called_by_signal()
+    assert not through_layers(processes.called_by_signal)
 
 
 @pytest.mark.slow

@@ -120,6 +120,21 @@ def test_state_of_a_batch_that_was_drawn_but_not_used():
     assert list(fresh.batches()) == drawn[5:]
 
 
+def test_shares_that_change_after_resuming_spare_what_was_drawn_ahead():
+    """As in the run that was stopped: its worker processes had drawn three more batches."""
+    labels, groups = data(SIZES["binary"])
+    sampler, shares = FairSampler(labels, groups, 10), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    stream = sampler.batches()
+    drawn = [next(stream) for _ in range(8)]
+    state = sampler.state_dict(next_batch=5)
+    sampler.shares = shares
+    drawn += list(stream)
+    fresh = FairSampler(labels, groups, 10)
+    fresh.load_state_dict(state)
+    fresh.shares = shares
+    assert list(fresh.batches()) == drawn[5:]
+
+
 def test_state_with_another_number_of_processes_continues_at_the_next_epoch():
     labels, groups = data(SIZES["binary"])
     sampler = FairSampler(labels, groups, 10)

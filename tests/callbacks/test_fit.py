@@ -74,6 +74,7 @@ def new_fit(estimate=None, importance=None, criterion=None, module=None, epoch=0
     """Return a fit without a Trainer, in an epoch of twelve batches of twenty."""
     module, reader = ToyModule() if module is None else module, LogitsReader("FairBatch")
     reader.attach(module)
+    progress = SimpleNamespace(total=SimpleNamespace(processed=12 * (epoch + 1)))
     trainer = SimpleNamespace(
         current_epoch=epoch,
         global_step=12 * (epoch + 1),
@@ -83,7 +84,7 @@ def new_fit(estimate=None, importance=None, criterion=None, module=None, epoch=0
         max_epochs=10,
         max_steps=-1,
         num_training_batches=12,
-        fit_loop=SimpleNamespace(total_batch_idx=12 * (epoch + 1) - 1),
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
     )
     loss = SampleLoss(INDEX, cross_entropy, None)
     run = TrainingRun(trainer, module, TrainLoader.find(loader(TOY)), INDEX, loss, reader)
@@ -179,7 +180,7 @@ class TestUpdate:
         for rule, kept in ((Adaptive(), math.exp(-0.05 / Adaptive.window)), (SignedSteps(), 0.0)):
             fit, sampler = new_fit(estimate := Given(first), rule=rule), new_sampler()
             fit.update(sampler)
-            fit.run.trainer.fit_loop.total_batch_idx += 6  # of 120
+            fit.run.trainer.fit_loop.epoch_loop.batch_progress.total.processed += 6  # of 120
             estimate.losses = second
             record = fit.update(sampler)
             torch.testing.assert_close(record.losses, (second + kept * first) / (1 + kept))
@@ -308,24 +309,21 @@ class TestGoingOn:
         assert np.isfinite(losses[:40]).all()
         assert np.isnan(losses[40:]).all()
 
-    @pytest.mark.parametrize("within", [True, False])
-    def test_an_update_that_was_missed(self, within):
-        """A checkpoint of an epoch's last batch is resumed at the next epoch, without the end of this one."""
+    def test_an_update_that_was_missed(self):
+        """A checkpoint may be of after the last update, and a resumed run is told so once."""
         fit, sampler = new_fit(epoch=2), new_sampler()
-        assert fit.missed_epoch(updates_within=within) is None
-        state = fit.state_dict(2, alone=False)
-        for now, missed in ((2, None), (3, 2)):
-            resumed = new_fit(epoch=now)
-            resumed.run.trainer.fit_loop.total_batch_idx = 35  # of the first three epochs
-            resumed.load_state_dict(state)
-            assert resumed.missed_epoch(updates_within=within) == missed
-        resumed.update(sampler, epoch=2)
-        assert resumed.missed_epoch(updates_within=within) is None
-        fit.update(sampler)  # now it was made before the checkpoint
-        resumed = new_fit(epoch=3)
-        resumed.run.trainer.fit_loop.total_batch_idx = 35
+        assert fit.left_epoch() is None
+        resumed = new_fit(epoch=2)
         resumed.load_state_dict(fit.state_dict(2, alone=False))
-        assert resumed.missed_epoch(updates_within=within) is None
+        assert resumed.left_epoch() == 2
+        assert resumed.left_epoch() is None
+        assert resumed.is_behind
+        resumed.update(sampler, epoch=2)
+        assert not resumed.is_behind
+        fit.update(sampler)  # now it was made before the checkpoint
+        resumed = new_fit(epoch=2)
+        resumed.load_state_dict(fit.state_dict(2, alone=False))
+        assert resumed.left_epoch() is None
 
     @pytest.mark.parametrize("same", [True, False])
     def test_reloaded_data(self, same):

@@ -9,7 +9,8 @@ from helpers import ToyModule, loader, resume, trainer
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint, Timer
 
 from fairbatch_lightning import Adaptive, FairBatch
-from fairbatch_lightning.callbacks.length import EPOCHS_AT_LEAST, batches_done, expected_batches
+from fairbatch_lightning._support.lightning import batches_ever_trained_on
+from fairbatch_lightning.callbacks.length import EPOCHS_AT_LEAST, expected_batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:No composition of the batches")
 BATCHES = 12
@@ -23,7 +24,7 @@ class Asking(L.Callback):
 
     def on_train_batch_end(self, run, module, *_):
         self.done += 1
-        assert batches_done(run) == self.done
+        assert batches_ever_trained_on(run) == self.done
         self.asked.append(expected_batches(run, module, BATCHES))
 
 

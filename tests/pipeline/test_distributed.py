@@ -214,6 +214,30 @@ def test_wrong_labels_on_one_process_end_them_all(tmp_path, free_port):
     assert "Another process says: FairBatch has paired a batch with the wrong labels" in errors
 
 
+@pytest.mark.parametrize(
+    ("method", "partial"), [("online", True), ("importance", True), ("exact", False), ("the bare line", False)]
+)
+def test_checkpoint_of_a_signal(method, partial, tmp_path, free_port):
+    """SLURM's signal reaches the processes at different places; the one that writes must not wait for the other."""
+    options = {"strategy": "ddp", "devices": 2, "batch_size": 10, "module": "signalled", "method": method}
+    path = tmp_path / "first" / "hpc_ckpt_1.ckpt"
+    start(tmp_path / "first", free_port, limit=60, until=path, slurm=True, **options)
+    state = torch.load(path, weights_only=True)
+    assert state["global_step"] == 19
+    resumed = run(tmp_path / "second", free_port, ckpt_path=str(path), **options)
+    whole = run(tmp_path / "whole", free_port, **{**options, "module": "plain"})
+    said = "Not all that was seen since the last update" in (tmp_path / "second" / "rank0.err").read_text()
+    assert said == partial
+    for rank, expected in zip(resumed, whole, strict=True):
+        known = [record for record in rank["history"] if record["step"] <= 19]
+        assert_equal_history({"history": known}, {"history": expected["history"][: len(known)]})
+        assert len(rank["batches"]) == len(expected["batches"][19:])
+        assert_equal_history(rank, resumed[0])
+        if not partial:  # all was known, or nothing since an update just before
+            assert_equal_history(rank, expected)
+            assert rank["batches"] == expected["batches"][19:]
+
+
 def test_tensor_parallel_processes_count_once(tmp_path, free_port):
     """Both train on the same samples, and their checkpoints can be resumed."""
     options = {"strategy": "model_parallel", "devices": 2, "batch_size": 20, "module": "tensor parallel"}

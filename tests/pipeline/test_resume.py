@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import lightning as L
@@ -13,11 +14,13 @@ import pytest
 import torch
 from canonical import new_fairbatch
 from helpers import Toy, ToyModule, loader, resume, trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.imports import RequirementCache
 from torch.utils.data import DataLoader
 
-from fairbatch_lightning import Adaptive, FairBatch, FairBatchWarning
+from fairbatch_lightning import Adaptive, FairBatch, FairBatchWarning, SignedSteps
+from fairbatch_lightning.measure.estimates.online import OnlineEstimate
 
 EPOCHS, BATCHES = 4, 12
 HERE = Path(__file__).parent
@@ -35,21 +38,33 @@ class Validated(ToyModule):
         self.log("val_loss", torch.nn.functional.cross_entropy(self(x), y))
 
 
-def run(ckpt_path=None, checkpoint=None, num_workers=0, arguments=None, options=None):
+def run(ckpt_path=None, checkpoint=None, num_workers=0, arguments=None, options=None, module=None):
     """Train, from a checkpoint if there is one; return the module and the callback."""
     torch.manual_seed(0)
-    module, callback = Validated(), new_fairbatch(**(arguments or {}))
+    module, callback = module or Validated(), new_fairbatch(**(arguments or {}))
     callbacks = [callback] if checkpoint is None else [callback, checkpoint]
     fit = trainer(
         *callbacks,
-        max_epochs=EPOCHS,
         num_sanity_val_steps=0,
         **({} if checkpoint is None else {"enable_checkpointing": True}),
-        **(options or {}),
+        **{"max_epochs": EPOCHS, **(options or {})},
     )
     data = loader(num_workers=num_workers, persistent_workers=num_workers > 0)
     resume(fit, module, data, ckpt_path, DataLoader(Toy(), batch_size=60))
     return module, callback
+
+
+class Failing(Validated):
+    """Fails after some batches: in the next one, or while it is evaluated after them."""
+
+    def __init__(self, after, *, evaluated=False):
+        super().__init__()
+        self.after, self.evaluated = after, evaluated
+
+    def training_step(self, batch, batch_idx):
+        if len(self.batches) == self.after and self.training != self.evaluated:
+            raise RuntimeError("out of luck")
+        return super().training_step(batch, batch_idx)
 
 
 def assert_same(resumed, whole):
@@ -142,14 +157,71 @@ def test_resume_with_other_estimates(scenario, estimate, tmp_path):
     assert_resumable(checkpoint, tmp_path, 0, {**arguments, "estimate": estimate}, options)
 
 
-def test_validation_that_lightning_leaves_out_is_named(tmp_path):
-    """A checkpoint of an epoch's last batch is before its validation, and Lightning goes on with the next epoch."""
+class FailingValidation(Validated):
+    """Fails in a batch of a validation."""
+
+    def __init__(self, validation, batch):
+        super().__init__()
+        self.fails_at, self.validation = (validation, batch), -1
+
+    def on_validation_epoch_start(self):
+        self.validation += 1
+
+    def validation_step(self, batch, batch_idx):
+        if (self.validation, batch_idx) == self.fails_at:
+            raise RuntimeError("out of luck")
+        super().validation_step(batch, batch_idx)
+
+
+LEFT_OUT = "which Lightning does not repeat, or not in full"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"val_check_interval": 0.5},
+        {"val_check_interval": 3},
+        {"val_check_interval": 7},
+        {"val_check_interval": 5, "check_val_every_n_epoch": None},
+        {"check_val_every_n_epoch": 2},
+    ],
+    ids=str,
+)
+def test_validation_that_lightning_leaves_out_is_named(options, tmp_path):
+    """A checkpoint in `on_train_batch_end` is older than the validation that may follow: it is exact, or a warning."""
     skip_old_lightning()
-    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=BATCHES)
-    run(None, checkpoint, 0, {"estimate": "validation"})
-    with pytest.warns(FairBatchWarning, match="last batch of epoch 1 but before the validation"):
-        _, callback = run(tmp_path / f"step={2 * BATCHES}.ckpt", None, 0, {"estimate": "validation"})
-    assert [record.epoch for record in callback.history] == [0, 2, 3]
+    options = {"max_epochs": 2, **options}
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    whole = run(None, checkpoint, 0, {"estimate": "validation"}, options)
+    validated = {record.step for record in whole[1].history}
+    assert validated
+    for step in range(1, 2 * BATCHES + 1):
+        path = tmp_path / f"step={step}.ckpt"
+        if step in validated:
+            with pytest.warns(FairBatchWarning, match=f"epoch {(step - 1) // BATCHES}.*{LEFT_OUT}"):
+                _, callback = run(path, None, 0, {"estimate": "validation"}, options)
+            assert len(callback.history) == len(whole[1].history) - 1
+        else:
+            assert_same(run(path, None, 0, {"estimate": "validation"}, options), whole)
+
+
+@pytest.mark.parametrize(("validation", "batch"), [(0, 0), (1, 2), (2, 3)])
+def test_validation_that_failed_is_named(validation, batch, tmp_path):
+    skip_old_lightning()
+    arguments, options = {"estimate": "validation"}, {"val_check_interval": 6}
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(None, OnExceptionCheckpoint(tmp_path), 0, arguments, options, FailingValidation(validation, batch))
+    with pytest.warns(FairBatchWarning, match=LEFT_OUT):
+        run(tmp_path / "on_exception.ckpt", None, 0, arguments, options)
+
+
+def test_validation_that_is_repeated_in_the_same_trainer_is_not_named():
+    callback, module = new_fairbatch(estimate="validation"), FailingValidation(1, 1)
+    fit, held_out = trainer(callback, num_sanity_val_steps=0), DataLoader(Toy(), batch_size=60)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        fit.fit(module, loader(), held_out)
+    fit.fit(module, loader(), held_out)
+    assert [record.epoch for record in callback.history] == [0, 1, 2]
 
 
 def assert_resumable(checkpoint, tmp_path, num_workers, arguments, options):
@@ -162,6 +234,168 @@ def assert_resumable(checkpoint, tmp_path, num_workers, arguments, options):
         assert_same(resumed, whole)
         resumed_batches.add(len(resumed[0].batches))
     assert len(resumed_batches) >= 3
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("after", [3, 5, 14, 35])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"update_every": 5},
+        {"rule": Seldom()},
+        {"rule": "adaptive"},
+        {"importance": "loss"},
+    ],
+    ids=str,
+)
+def test_resume_after_a_failed_batch(arguments, after, num_workers, tmp_path):
+    """The checkpoint is of within that batch, which is drawn again."""
+    skip_old_lightning()
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(None, OnExceptionCheckpoint(tmp_path), num_workers, arguments, module=Failing(after))
+    assert_same(
+        run(tmp_path / "on_exception.ckpt", None, num_workers, arguments), run(None, None, num_workers, arguments)
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("after", "arguments"),
+    [
+        *((after, {"update_every": 6, "estimate": "exact"}) for after in (6, 12, 30)),
+        *((after, {"update_every": 5, "estimate": OnlineEstimate(samples_per_cell=60)}) for after in (5, 25)),
+        *((after, {"estimate": "exact"}) for after in (BATCHES, 3 * BATCHES)),
+    ],
+)
+def test_resume_after_a_failed_evaluation(arguments, after, num_workers, tmp_path):
+    """The update that failed is made when the run is resumed."""
+    skip_old_lightning()
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(None, OnExceptionCheckpoint(tmp_path), num_workers, arguments, module=Failing(after, evaluated=True))
+    resumed = run(tmp_path / "on_exception.ckpt", None, num_workers, arguments)
+    assert_same(resumed, run(None, None, num_workers, arguments))
+
+
+def test_an_update_that_is_not_made_up_for_is_named(tmp_path):
+    """After the last epoch Lightning does nothing any more."""
+    arguments, module = {"estimate": "exact"}, Failing(EPOCHS * BATCHES, evaluated=True)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(None, OnExceptionCheckpoint(tmp_path), 0, arguments, module=module)
+    with pytest.warns(FairBatchWarning, match="before the last update of the shares, and there is nothing left"):
+        _, callback = run(tmp_path / "on_exception.ckpt", None, 0, arguments)
+    assert [record.epoch for record in callback.history] == list(range(EPOCHS - 1))
+
+
+class Signalled(Validated):
+    """Gets a signal in the batch after some others, or while it is evaluated after them; once."""
+
+    def __init__(self, after, number, *, evaluated=False):
+        super().__init__()
+        self.after, self.number, self.evaluated = after, number, evaluated
+
+    def training_step(self, batch, batch_idx):
+        if len(self.batches) == self.after and self.training != self.evaluated and self.number is not None:
+            number, self.number = self.number, None
+            signal.raise_signal(number)
+        return super().training_step(batch, batch_idx)
+
+
+class SavesOnSignal(Callback):
+    """Saves a checkpoint at once when SIGUSR1 comes, as Lightning does under SLURM."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_start(self, fit, module):
+        self.before = signal.signal(signal.SIGUSR1, lambda *_: fit.save_checkpoint(self.path))
+
+    def on_train_end(self, *_):
+        signal.signal(signal.SIGUSR1, self.before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "after", "evaluated"),
+    [
+        ({"update_every": 5}, 8, False),
+        ({"update_every": 5}, 10, False),
+        ({"rule": "adaptive"}, 14, False),
+        ({"importance": "loss"}, 17, False),
+        ({"update_every": 5, "estimate": "exact"}, 10, True),
+        ({"estimate": "exact"}, 2 * BATCHES, True),
+    ],
+)
+def test_resume_from_a_signal(arguments, after, evaluated, tmp_path):
+    """The run goes on undisturbed; the checkpoint is of within a batch, or within an update."""
+    skip_old_lightning()
+    whole, path = run(None, None, 0, arguments), tmp_path / "signal.ckpt"
+    module = Signalled(after, signal.SIGUSR1, evaluated=evaluated)
+    assert_same(run(None, SavesOnSignal(path), 0, arguments, module=module), whole)
+    assert_same(run(path, None, 0, arguments), whole)
+
+
+def test_resume_from_a_signal_while_losses_are_computed(tmp_path):
+    """At the end of an epoch, of all its batches at once."""
+    skip_old_lightning()
+    signals = [signal.SIGUSR1]
+
+    def loss(logits, labels):
+        if len(logits) > 20 and signals:
+            signal.raise_signal(signals.pop())
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+
+    whole = run(None, SavesOnSignal(path := tmp_path / "signal.ckpt"), 0, {"loss": loss})
+    assert not signals
+    assert_same(whole, run(None, None, 0, {"loss": loss}))
+    assert_same(run(path, None, 0, {"loss": loss}), whole)
+
+
+class SignalledAfterBatch(Validated):
+    """Gets a signal when a batch is trained on, but was not shown to callbacks yet."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def lr_scheduler_step(self, *_):
+        if self.global_step == 15 and self.trainer.ckpt_path is None:
+            signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize(("arguments", "partial"), [({}, True), ({"estimate": "exact"}, False)])
+def test_resume_from_a_signal_that_hides_a_batch(arguments, partial, tmp_path):
+    skip_old_lightning()
+    whole = run(None, SavesOnSignal(path := tmp_path / "signal.ckpt"), 0, arguments, module=SignalledAfterBatch())
+    with pytest.warns(FairBatchWarning, match="Not all that was seen since") if partial else nullcontext():
+        resumed = run(path, None, 0, arguments, module=SignalledAfterBatch())
+    if not partial:
+        assert_same(resumed, whole)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "after", "exact"),
+    [("online", 15, True), ("online", 23, True), ("validation", 15, True), ("validation", 17, False)],
+)
+def test_resume_from_a_termination(estimate, after, exact, tmp_path):
+    """Lightning ends the run after the batch, or within the validation that follows it."""
+    skip_old_lightning()
+    arguments, options = {"estimate": estimate}, {"val_check_interval": 6}
+    with pytest.raises(SIGTERMException):
+        run(None, OnExceptionCheckpoint(tmp_path), 0, arguments, options, Signalled(after, signal.SIGTERM))
+    with nullcontext() if exact else pytest.warns(FairBatchWarning, match=LEFT_OUT):
+        resumed = run(tmp_path / "on_exception.ckpt", None, 0, arguments, options)
+    if exact:
+        assert_same(resumed, run(None, None, 0, arguments, options))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"rule": Seldom()}, {"estimate": "exact"}], ids=str)
+def test_resume_from_the_last_step(arguments, tmp_path):
+    """Training ends within an epoch; the update after it is not in the checkpoint of the step, and nothing follows."""
+    skip_old_lightning()
+    options = {"max_steps": 38}
+    whole = run(None, ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=19), 0, arguments, options)
+    assert_same(run(tmp_path / "step=38.ckpt", None, 0, arguments, options), whole)
+    assert_same(run(tmp_path / "step=19.ckpt", None, 0, arguments, options), whole)
 
 
 KILLED = """
@@ -302,3 +536,70 @@ def test_a_fit_that_goes_on_in_the_same_trainer():
     assert module.batches == expected.batches
     assert [record.epoch for record in callback.history] == [0, 1, 2, 3]
     assert torch.equal(callback.shares, whole.shares)
+
+
+def test_a_larger_floor_lifts_the_shares_of_the_checkpoint(tmp_path):
+    _, whole = run(None, ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=20))
+    assert whole.history[0].shares_after.min() < 0.3
+    module, callback = Validated(), new_fairbatch(rule=SignedSteps(alpha=0.05, min_share=0.3))
+    resume(trainer(callback, max_epochs=EPOCHS), module, loader(), tmp_path / "step=20.ckpt")
+    assert torch.equal(callback.history[0].shares_after, whole.history[0].shares_after)
+    for record in callback.history[1:]:
+        for shares in (record.shares_before, record.shares_after):
+            assert shares.min() >= 0.3
+            torch.testing.assert_close(shares.sum(1), torch.ones(2, dtype=torch.float64))
+    drawn = torch.bincount(Toy().group_ids[torch.tensor(module.batches[:4]).flatten()], minlength=3) / 80
+    assert (drawn > 0.25).all(), "the rest of the epoch is drawn by the old shares"
+
+
+class Interrupted(Validated):
+    """Is stopped once, after some batches, and counts the validations."""
+
+    def __init__(self, after, error):
+        super().__init__()
+        self.after, self.error, self.validations = after, error, 0
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if len(self.batches) == self.after and self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def on_validation_epoch_end(self):
+        self.validations += 1
+
+
+@pytest.fixture
+def _keep_sigint():
+    """Lightning ignores the signal from the first one on."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("_keep_sigint")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("after", [5, BATCHES + 5])
+@pytest.mark.parametrize("settings", [{"rule": "adaptive"}, {}, {"update_every": 3}, {"estimate": "validation"}])
+def test_an_interrupted_fit_that_goes_on_in_the_same_trainer(settings, after, error):
+    """Lightning repeats the epoch from its start; the shares go on."""
+
+    def job(*callbacks):
+        module, fit = Interrupted(after, error()), trainer(*callbacks, max_epochs=3, num_sanity_val_steps=0)
+        held_out = DataLoader(Toy(), batch_size=60)
+        with pytest.raises((SystemExit, RuntimeError)):
+            fit.fit(module, loader(), held_out)
+        known = [callback.history for callback in callbacks]
+        fit.fit(module, loader(), held_out)
+        return module, known
+
+    (plain, _), (module, (known,)) = job(), job(callback := new_fairbatch(**settings))
+    assert len(module.batches) == len(plain.batches) == after + (3 - after // BATCHES) * BATCHES
+    assert module.validations == plain.validations == 3
+    assert len(callback.history) > len(known)
+    for record, before in zip(callback.history, known, strict=False):
+        assert torch.equal(record.shares_after, before.shares_after)
+    for record, following in zip(callback.history, callback.history[1:], strict=False):
+        assert torch.equal(record.shares_after, following.shares_before)
+    first, repeated = module.batches[after - after % BATCHES : after], module.batches[after : after + BATCHES]
+    if len(known) == after // BATCHES:  # the shares have not moved since the epoch began
+        assert repeated[: len(first)] == first

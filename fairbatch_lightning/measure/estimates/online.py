@@ -55,18 +55,16 @@ class OnlineEstimate(Estimate):
     def _add_batches(self, run: TrainingRun) -> None:
         self._seen = on_modules_device(self._seen, run)
         if self._batches.waiting:
-            logits, cells, new = self._batches.take()
+            logits, cells = self._batches.all()
             numbers = to_device(cells, self._seen.device)
             losses = run.sample_loss(logits, numbers).to(self._seen.device)
+            new = self._batches.take()  # only now: meanwhile a signal's handler may have added them, for a checkpoint
             self._seen.add(losses[new], numbers[new])
 
     def measure(self, run: TrainingRun, update: int, *, uniform: bool) -> CellLosses:
         """Return the losses of the cells since the last update, and start anew."""
         self._add_batches(run)
-        self._batches.restart()
         means, counts = CellLosses.of(self._seen)
-        self._seen.sums.zero_()
-        self._seen.counts.zero_()
         trained = counts // run.copies
         starved = trained < run.index.counts.clamp(max=self._samples_per_cell) / 2
         starved_rows = (starved & run.starves_cells).any(1, keepdim=True)
@@ -79,6 +77,9 @@ class OnlineEstimate(Estimate):
             means, counts = (
                 torch.where(starved_rows, new, old) for new, old in zip(probe, (means, counts), strict=True)
             )
+        self._batches.restart()  # only now: had the evaluation failed, a checkpoint would hold what was seen
+        self._seen.sums.zero_()
+        self._seen.counts.zero_()
         return CellLosses(means, counts)
 
     def _probe(self, run: TrainingRun, cells: Tensor, num_trained: int, update: int) -> CellLosses:
@@ -177,14 +178,16 @@ class RecentBatches:
         """Whether there are batches that were not taken yet."""
         return self.number > self._taken
 
-    def take(self) -> tuple[Tensor, Tensor, slice]:
-        """Return the logits and cells of all places, and which of the samples were not taken yet."""
-        batch_size = self._cells.shape[1]
-        first = self._taken % len(self._places)
+    def all(self) -> tuple[Tensor, Tensor]:
+        """Return the logits and cells of all places."""
+        return self._logits.flatten(0, 1), torch.from_numpy(self._cells.copy()).flatten()
+
+    def take(self) -> slice:
+        """Return which of these samples were not taken yet."""
+        first, batch_size = self._taken % len(self._places), self._cells.shape[1]
         end = first + self.number - self._taken
         self._taken = self.number
-        cells = torch.from_numpy(self._cells.copy())
-        return self._logits.flatten(0, 1), cells.flatten(), slice(first * batch_size, end * batch_size)
+        return slice(first * batch_size, end * batch_size)
 
     def restart(self, number: int = 0) -> None:
         """Count from a new number on."""

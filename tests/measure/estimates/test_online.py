@@ -228,7 +228,7 @@ class TestOnline:
         estimate.start(run)
         observe_zeros(estimate, run, 40)
         assert estimate._batches.number == 40  # more than wait to be added at once
-        logits, _, _ = estimate._batches.take()
+        logits, _ = estimate._batches.all()
         assert all(values.is_meta for values in (logits, estimate._seen.sums, estimate._seen.counts))
         with pytest.raises(NotImplementedError, match="meta"):
             estimate.measure(run, 0, uniform=True)
@@ -270,8 +270,8 @@ class TestRecentBatches:
         batches, losses = RecentBatches(torch.zeros(shape)), []
 
         def take():
-            logits, cells, new = batches.take()
-            losses.append(self.focal(logits, cells)[new])
+            values = self.focal(*batches.all())
+            losses.append(values[batches.take()])
 
         for number in range(70):
             batches.append(torch.randn(shape, generator=generator), np.arange(7) % 2)
