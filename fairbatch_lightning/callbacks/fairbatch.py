@@ -268,7 +268,7 @@ class FairBatch(ChangesBatches):
         if self.history:
             if self._fit is not None and (remark := self._fit.remark()):
                 warn(remark)
-            log_figure(trainer, "fairbatch", self.plot)
+            log_figure(trainer, "fairbatch/curves", self.plot)
 
     def _forget(self) -> None:
         super()._forget()

@@ -42,7 +42,7 @@ class FairnessMonitor(AnyCallback):
         Trainer(callbacks=[FairnessMonitor(groups="race")])
 
     Logged after every validation, and under `fairness/test/` after a test: `fairness/val/accuracy`,
-    `fairness/val/accuracy/<group>`, `fairness/val/worst_group_accuracy`, `fairness/val/worst_cell_accuracy`, the
+    `fairness/val/group_accuracy/<group>`, `fairness/val/worst_group_accuracy`, `fairness/val/worst_cell_accuracy`, the
     disparities `fairness/val/equal_opportunity`, `fairness/val/equalized_odds` and `fairness/val/demographic_parity`,
     and each of those as a ratio, `fairness/val/equalized_odds_ratio`. But for the groups' names these never change, so
     that ModelCheckpoint and EarlyStopping can monitor them. Several DataLoaders have `fairness/val_0/`,
@@ -222,7 +222,7 @@ class FairnessMonitor(AnyCallback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the pictures in TensorBoard."""
         for stage in self._measured("val"):
-            log_figure(trainer, log_name(self._prefix, stage), partial(self.plot, stage))
+            log_figure(trainer, log_name(self._prefix, stage, "curves"), partial(self.plot, stage))
             log_figure(trainer, log_name(self._prefix, stage, "confusion"), partial(self.plot_confusion, stage))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

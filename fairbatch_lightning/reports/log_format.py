@@ -28,20 +28,34 @@ _Row = dict[_Key, float]
 FAIRBATCH, FAIRNESS = "fairbatch", "fairness"
 GAP_MAX = f"{FAIRBATCH}/gap_max"
 """The largest gap of an update; only the row of an update has it."""
+_OF_GROUPS = "group_accuracy"
+_EMPTY = "%empty"
 
 
 def log_name(*parts: str) -> str:
     """Return the name under which something is logged; a slash in the name of a label or group does not split it.
 
+    Loggers may keep a file for each name: none may be a folder of another, and no part may mean something in a path.
+
     >>> log_name("fairbatch", "share", "1", "Asian/Pacific")
     'fairbatch/share/1/Asian%2FPacific'
     """
-    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+    return "/".join(_escaped(part) for part in parts)
+
+
+def _escaped(part: str) -> str:
+    if not part.strip("."):  # in a path nothing, ".", or ".." are no names
+        return part.replace(".", "%2E") or _EMPTY
+    return part.replace("%", "%25").replace("/", "%2F")
 
 
 def parts_of(name: str) -> tuple[str, ...]:
     """Return the parts of a name made by `log_name`."""
-    return tuple(part.replace("%2F", "/").replace("%25", "%") for part in name.split("/"))
+    return tuple(_unescaped(part) for part in name.split("/"))
+
+
+def _unescaped(part: str) -> str:
+    return "" if part == _EMPTY else part.replace("%2F", "/").replace("%2E", ".").replace("%25", "%")
 
 
 def share_values(shares: Tensor, index: GroupIndex) -> dict[str, float]:
@@ -76,7 +90,7 @@ def record_values(record: FairnessRecord, prefix: str) -> dict[str, float]:
     """Return accuracies, disparities and the groups' accuracies, by name."""
     values = {log_name(prefix, record.stage, name): value for name, value in record.values.items()}
     for group, value in record.group_accuracies.items():
-        values[log_name(prefix, record.stage, "accuracy", group)] = value
+        values[log_name(prefix, record.stage, _OF_GROUPS, group)] = value
     return values
 
 
@@ -195,7 +209,7 @@ def _curves(rows: list[_Row], stage: str) -> FairnessCurves | None:
     if not measured:
         return None
     groups = [
-        {key[1]: n for key, n in found.items() if len(key) == 2 and key[0] == "accuracy"} for _, found in measured
+        {key[1]: n for key, n in found.items() if len(key) == 2 and key[0] == _OF_GROUPS} for _, found in measured
     ]
     return fairness_curves(
         [row.get(("epoch",), math.nan) for row, _ in measured],
