@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,13 +24,17 @@ class Plan(NamedTuple):
 
 @dataclass
 class Pass:
-    """One pass over an epoch: the plans that it follows; batches before `next_batch` are drawn."""
+    """One pass over an epoch: the plans that it follows; batches before `next_batch` are drawn.
+
+    Those before `trained` are trained on as well. Nobody goes on from an earlier one, so their weights are forgotten.
+    """
 
     epoch: int
     plans: list[Plan]
     next_batch: int = 0
     started: bool = False
     finished: bool = False
+    trained: int = 0
 
     def plan(self, batch: int) -> Plan:
         """Return the plan that a batch follows."""
@@ -38,14 +43,18 @@ class Pass:
     def follow(self, shares: Tensor, weights: Array | None) -> None:
         """Draw all batches from the next one on by these."""
         earlier = [plan for plan in self.plans if plan.first < self.next_batch]
-        self.plans = [*earlier, Plan(self.next_batch, shares, weights)]
+        plans = [*earlier, Plan(self.next_batch, shares, weights)]
+        self.plans = [
+            Plan(plan.first, plan.shares) if after.first <= self.trained else plan
+            for plan, after in itertools.pairwise(plans)
+        ] + plans[-1:]
 
     def state_dict(self, next_batch: int | None) -> dict[str, Any]:
         """Return what is needed to go on at this batch, or where the pass is if that is earlier.
 
         Of batches before it only the shares matter: from them follows how far each cell's walk has got.
         """
-        first = self.next_batch if next_batch is None else min(next_batch, self.next_batch)
+        first = self.next_batch if next_batch is None else max(self.trained, min(next_batch, self.next_batch))
         current = self.plan(first).first
         needed = [plan.weights if plan.first >= current else None for plan in self.plans]
         return {

@@ -25,10 +25,17 @@ _DRAWS_AT_ONCE = 2**16
 
 
 class Drawn(NamedTuple):
-    """A batch: its samples (indices into the dataset), and their cells `(B,)`."""
+    """A batch: its samples (indices into the dataset), their cells `(B,)`, its number, and the pass that it is of."""
 
     samples: list[int]
     cells: Array
+    number: int = 0
+    of: Pass | None = None
+
+    def was_trained_on(self) -> None:
+        """Keep nothing more of it, or of batches before it."""
+        if self.of is not None:
+            self.of.trained = self.number + 1
 
 
 class FairSampler(DistributedSampler[int]):
@@ -209,7 +216,7 @@ class FairSampler(DistributedSampler[int]):
                 mine = cells[:, part].copy()  # so that no one spoils the count below
                 for number, batch in enumerate(zip(batches, mine, strict=True), first + 1):
                     current.next_batch = number
-                    yield Drawn(*batch)
+                    yield Drawn(*batch, number - 1, current)
                     if current.plans is not plans:
                         break  # what was drawn in advance is void
                 drawn += self._count(cells[: current.next_batch - first])

@@ -9,8 +9,10 @@ from cell_data import SIZES, data, random_shares, some_weights, weighted_data
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch.utils.data import DataLoader
 
 from fairbatch_lightning import FairSampler, GroupIndex
+from fairbatch_lightning.batches.delivery import FairBatchSampler, with_batches
 from fairbatch_lightning.batches.epoch import Pass, Plan, check_shares, check_weights
 
 
@@ -173,6 +175,26 @@ class TestWeights:
             next(stream)
         kept = [weights is not None for weights in sampler.state_dict(8)["weights"]]
         assert kept == [False] * 8 + [True] * 2
+
+    @pytest.mark.parametrize(("num_workers", "most"), [(0, 1), pytest.param(2, 5, marks=pytest.mark.slow)])
+    def test_weights_that_only_trained_batches_were_drawn_by_are_forgotten(self, num_workers, most):
+        """Or memory would grow with every update within an epoch; and a state still continues the stream."""
+        labels, groups = weighted_data()
+        batches = FairBatchSampler(sampler := FairSampler(labels, groups, 20))
+        loader = with_batches(DataLoader(range(600), 20, num_workers=num_workers), batches)
+        trained = []
+        for number, batch in enumerate(loader):
+            trained.append(batch.tolist())
+            batches.take()
+            sampler.weights = some_weights(600, seed=number)
+            assert sum(plan.weights is not None for plan in sampler._pass.plans) <= most
+            state = sampler.state_dict(number + 1)
+            if number == 19:
+                resumed = FairSampler(labels, groups, 20)
+                resumed.load_state_dict(state)
+                drawn = sampler._pass.next_batch  # one more is drawn by the same weights
+        assert len(trained) == 30
+        assert list(itertools.islice(resumed.batches(), drawn + 1 - 20)) == trained[20 : drawn + 1]
 
     @pytest.mark.parametrize(
         ("weights", "message"),
