@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.values import Array
 
@@ -65,13 +66,35 @@ class Pass:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Pass:
-        """Return a pass that goes on where a state was taken."""
-        saved = state.get("weights") or [None] * len(state["schedule"])  # older versions had none
-        weights = [None if one is None else one.numpy().copy() for one in saved]
-        entries = zip(state["schedule"], weights, strict=True)
-        plans = [Plan(int(first), shares.clone(), weight) for (first, shares), weight in entries]
-        return cls(state["epoch"], plans, state["next_batch"])
+    def from_state(cls, state: Saved, index: GroupIndex) -> Pass:
+        """Return a pass over these cells that goes on where a state was taken."""
+        num_batches = state["num_batches"].integer(1)
+        schedule = [entry.several(2) for entry in state["schedule"]]
+        firsts = [first.integer(0, num_batches) for first, _ in schedule]
+        if firsts[:1] != [0] or any(after <= before for before, after in itertools.pairwise(firsts)):
+            raise state["schedule"].wrong("a list of numbers of batches that rise from 0, with shares")
+        shares = [saved_shares(saved, index) for _, saved in schedule]
+        has_weights = "weights" in state and state["weights"].value is not None
+        weights = [_saved_weights(one, index) for one in state["weights"].several(len(firsts))] if has_weights else []
+        plans = list(map(Plan, firsts, shares, weights or [None] * len(firsts)))
+        return cls(state["epoch"].integer(), plans, state["next_batch"].integer(0, num_batches))
+
+
+def saved_shares(saved: Saved, index: GroupIndex) -> Tensor:
+    """Return shares from a checkpoint, or refuse them if they cannot be right."""
+    shares = saved.tensor(*index.shape).double()
+    with saved.checked():
+        check_shares(shares, index)
+    return shares
+
+
+def _saved_weights(saved: Saved, index: GroupIndex) -> Array | None:
+    if saved.value is None:
+        return None
+    weights: Array = saved.tensor(None).double().numpy()
+    with saved.checked():
+        check_weights(weights, index)
+    return weights
 
 
 def check_weights(weights: Array | None, index: GroupIndex) -> None:

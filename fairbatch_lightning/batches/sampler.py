@@ -16,8 +16,9 @@ from torch.utils.data import DistributedSampler
 
 from fairbatch_lightning._support import processes
 from fairbatch_lightning._support.checks import check_at_least
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning.batches.draws import EpochDraws
-from fairbatch_lightning.batches.epoch import Pass, Plan, check_shares, check_weights
+from fairbatch_lightning.batches.epoch import Pass, Plan, check_shares, check_weights, saved_shares
 from fairbatch_lightning.cells.index import GroupIndex, natural_shares
 from fairbatch_lightning.cells.values import Array
 
@@ -261,14 +262,13 @@ class FairSampler(DistributedSampler[int]):
         size = self.batch_size * self.num_replicas
         return bool(state["num_batches"] == self.num_batches and state["batch_size"] == size)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any] | Saved) -> None:
         """Continue where `state_dict` was taken. With batches of another size, continue at the next epoch."""
-        check_shares(state["shares"], self.index)
-        saved = Pass.from_state(state)
-        for plan in saved.plans:
-            check_weights(plan.weights, self.index)
-        self._shares, self._weights = state["shares"].clone(), saved.plans[-1].weights
-        self._pass = saved if self.fits(state) else self._new_pass(saved.epoch + 1)
+        saved = Saved.of(state)
+        current, shares = Pass.from_state(saved, self.index), saved_shares(saved["shares"], self.index)
+        saved["batch_size"].integer(1)
+        self._shares, self._weights = shares, current.plans[-1].weights
+        self._pass = current if self.fits(saved.value) else self._new_pass(current.epoch + 1)
 
 
 def _check_sizes(batch_size: int, seed: int, num_replicas: int, rank: int) -> None:

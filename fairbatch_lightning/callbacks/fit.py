@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning._support.warn import warn
+from fairbatch_lightning.batches.epoch import check_shares
 from fairbatch_lightning.batches.sampler import Drawn, FairSampler
 from fairbatch_lightning.callbacks.length import batches_done, expected_batches
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun
@@ -147,7 +149,7 @@ class FairFit:
     def look_ahead(self, sampler: FairSampler) -> float:
         """Find out how long the whole training is; return which part of it has passed since the last update."""
         self._length = expected_batches(self.run.trainer, self.run.module, sampler.num_batches)
-        return (batches_done(self.run.trainer) - self._updated_at) / self._length
+        return max(0, batches_done(self.run.trainer) - self._updated_at) / self._length
 
     @torch.inference_mode(False)
     def update(self, sampler: FairSampler, epoch: int | None = None) -> UpdateRecord:
@@ -224,12 +226,16 @@ class FairFit:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, on the same training data."""
-        self.state = self.state.load(state["rule"])
-        self._recent = CellLosses(*state["recent"]) if state["recent"] else None
-        self._updated_at, self._length = state["updated_at"], state["length"]
-        self.run.reader.training_step_returns |= state["step_returns_logits"]
-        self.estimate.load_state_dict(self.run, state["estimate"])
-        if self._sample_losses is not None and state["importance"]:
-            self._sample_losses.load_state_dict(state["importance"], self.run.rank)
-        self.history = [UpdateRecord(**record) for record in state["history"]]
-        self._resumed_epoch = state["epoch"]
+        saved, shape = Saved.of(state, "learnt"), self.run.index.shape
+        self.state = self.state.load(saved["rule"])
+        with saved["rule"]["shares"].checked():
+            check_shares(self.state.shares, self.run.index)
+        self._recent = None if saved["recent"].value is None else CellLosses.load(saved["recent"], shape)
+        self._updated_at, self._length = saved["updated_at"].integer(), saved["length"].number(1)
+        self.run.reader.training_step_returns |= saved["step_returns_logits"].flag()
+        self.estimate.load_state_dict(self.run, saved["estimate"].whole())
+        importance = saved["importance"]
+        if self._sample_losses is not None and importance.value is not None:
+            self._sample_losses.load_state_dict(importance, self.run.rank)
+        self.history = [UpdateRecord.load(record, shape) for record in saved["history"]]
+        self._resumed_epoch = saved["epoch"].integer()

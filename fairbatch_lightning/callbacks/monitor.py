@@ -11,6 +11,7 @@ import numpy as np
 
 from fairbatch_lightning._support.checks import check_at_least
 from fairbatch_lightning._support.lightning import held_out_loaders
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.held_out import check_held_out
 from fairbatch_lightning.callbacks.any_callback import AnyCallback
@@ -241,7 +242,7 @@ class FairnessMonitor(AnyCallback):
         """Go on from what was measured; a checkpoint that is tested does not undo what was measured since."""
         if not self._fitting:
             return
-        self.history = [FairnessRecord(**record) for record in state_dict["history"]]
+        self.history = [FairnessRecord.load(record) for record in Saved(state_dict, WHO)["history"]]
 
     def _measured(self, stage: str) -> list[str]:
         return [place for place in self.audits if place.split("_")[0] == stage]
