@@ -122,8 +122,9 @@ def _text(item: Any, place: int, role: Role) -> str:
                 f"Expected the bytes in `{role}` to be text in UTF-8 but got {item!r} (at index {place}). Decode them"
                 " before."
             ) from error
-    is_whole = isinstance(item, float | np.floating) and item == np.round(item) and abs(item) <= _EXACT_FLOATS
-    return str(int(item) if is_whole else item)
+    if isinstance(item, float | np.floating) and float(item).is_integer() and abs(float(item)) <= _EXACT_FLOATS:
+        return str(int(item))
+    return str(item)
 
 
 def _is_missing(item: Any) -> bool:

@@ -140,10 +140,15 @@ def find_logs(directories: Iterable[Path]) -> dict[str, Path]:
 
 def read_run(name: str, path: Path) -> Run:
     """Read one log."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        keys = _our_columns(reader.fieldnames or [])
-        rows = [_our_values(row, keys) for row in reader]
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            keys = _our_columns(reader.fieldnames or [])
+            rows = [_our_values(row, keys) for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(
+            f"Expected a log of Lightning's CSVLogger but {path} is no table of numbers: {error}"
+        ) from error
     stages = sorted({stage for row in rows for key in row if (stage := _stage(key))})
     curves = {stage: _curves(rows, stage) for stage in stages}
     audits = {stage: _audit(rows, stage) for stage in stages}
@@ -230,10 +235,20 @@ def _audit(rows: list[_Row], stage: str) -> Audit | None:
             confusion = [[[counts.get((z, y, p), 0.0) for p in labels] for y in labels] for z in groups]
             positive = [y for y in range(len(labels)) if found.get(("positive", labels[y]))]
             only = positive[0] if len(positive) == 1 else None
+            for key, value in found.items():
+                if key[1:] in counts or key in (("nan",), ("min_samples",)):
+                    _check_count(value, stage, key)
             counted = torch.tensor(confusion, dtype=torch.int64)
             others = int(found.get(("nan",), 0)), int(found.get(("min_samples",), 1))
             return Audit(counted, tuple(labels), tuple(groups), only, *others)
     return None
+
+
+def _check_count(value: float, stage: str, key: _Key) -> None:
+    monitor, _, place = stage.rpartition("/")
+    if not (0 <= value <= 2**53 and value == int(value)):
+        name = log_name(monitor_prefix(monitor or None), place, *key)
+        raise ValueError(f"Expected {name} to be a count of samples but got {value:g}: the log is damaged.")
 
 
 def _of_stage(row: _Row, stage: str) -> _Row:
