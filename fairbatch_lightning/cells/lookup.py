@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 from tqdm.auto import tqdm
 
 from fairbatch_lightning._support.rng import preserved_rng
 from fairbatch_lightning._support.warn import warn
-from fairbatch_lightning.cells.values import Array, Role, categorical
+from fairbatch_lightning.cells.advice import innermost, one_column_of, what_there_is, wrapped_by
+from fairbatch_lightning.cells.values import Array, Role, SeveralValuesError, categorical
 
 Source: TypeAlias = Any  # None, a name, a position, a function of the dataset, or an array
 
@@ -48,7 +49,7 @@ def find_columns(dataset: Dataset[Any], sources: Sequence[tuple[Role, Source]]) 
             where: an array of values, the name of an attribute or column, the position in the sample (an int), a
             function of the dataset, or None for the usual names.
     """
-    found = [_look_up(dataset, source, role) for role, source in sources]
+    found = [_look_up_one(dataset, source, role) for role, source in sources]
     missing = [where for where, column in zip(sources, found, strict=True) if column is None]
     scanned = iter(_scan(dataset, missing) if missing else [])
     columns = [next(scanned) if column is None else column for column in found]
@@ -100,8 +101,15 @@ def _fits(source: Any, dataset: Any) -> bool:
     while isinstance(dataset, Sized):
         if len(source) == len(dataset):
             return True
-        dataset = getattr(dataset, "dataset", None)
+        dataset = wrapped_by(dataset)
     return False
+
+
+def _look_up_one(dataset: Any, source: Source, role: Role) -> Column | None:
+    try:
+        return _look_up(dataset, source, role)
+    except SeveralValuesError as error:
+        raise ValueError(f"{error} {one_column_of(dataset, role)}") from error
 
 
 def _look_up(dataset: Any, source: Source, role: Role) -> Column | None:
@@ -114,8 +122,7 @@ def _look_up(dataset: Any, source: Source, role: Role) -> Column | None:
         return own
     if isinstance(dataset, ConcatDataset):
         return _concatenated(dataset, source, role)
-    inner = getattr(dataset, "dataset", None)
-    if isinstance(inner, Sized):
+    if (inner := wrapped_by(dataset)) is not None:
         return _through_wrapper(dataset, inner, source, role)
     if is_array(source):
         raise ValueError(_wrong_length(dataset, len(source), role))
@@ -123,20 +130,19 @@ def _look_up(dataset: Any, source: Source, role: Role) -> Column | None:
 
 
 def _called(dataset: Any, source: Callable[[Any], Any], role: Role) -> Column | None:
-    """Return a function's values for the dataset, or for the one it wraps if only that has what the function uses."""
+    """Return a function's values for the dataset, or for those inside of it if only they have what it uses."""
     try:
         return Column(*categorical(source(dataset), role))
     except AttributeError:
-        inner = getattr(dataset, "dataset", None)
-        if not isinstance(inner, Sized):
+        if isinstance(dataset, ConcatDataset):
+            return _concatenated(dataset, source, role)
+        if (inner := wrapped_by(dataset)) is None:
             raise
         return _through_wrapper(dataset, inner, source, role)
 
 
 def _through_wrapper(dataset: Any, inner: Any, source: Source, role: Role) -> Column | None:
     indices = getattr(dataset, "indices", None)
-    if indices is None and len(inner) != _length(dataset):
-        return None
     if (found := _look_up(inner, source, role)) is None:
         return None
     return found if indices is None else found[np.asarray(indices)]
@@ -200,7 +206,9 @@ def _scan(dataset: Any, sources: Sequence[tuple[Role, Source]]) -> list[Column]:
         first = dataset[0]
     for role, source in sources:
         try:
-            _pick(first, source, role)
+            categorical([_pick(first, source, role)], role)  # before all others are read, which may take minutes
+        except SeveralValuesError as error:
+            raise ValueError(f"{error} {one_column_of(dataset, role)}") from error
         except (KeyError, IndexError, AttributeError, TypeError) as error:
             raise ValueError(_not_found(dataset, source, role)) from error
     wanted = " and ".join(sorted({role for role, _ in sources}))
@@ -242,10 +250,8 @@ def _wrong_length(dataset: Any, length: int, role: Role) -> str:
 
 def _not_found(dataset: Any, source: Source, role: Role) -> str:
     wanted = f"{source!r}" if source is not None else "any of " + ", ".join(map(repr, USUAL_NAMES[role]))
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
     return (
-        f"Found no {role} in {type(dataset).__name__}: it has no attribute, column or sample entry {wanted}."
-        f" Pass `{role}` as the name of an attribute or column, as the position in the sample, as a function of the"
-        " dataset, or as an array with one value per sample."
+        f"Found no {role} in {type(innermost(dataset)).__name__}: it has no attribute, column or sample entry {wanted}."
+        f"{what_there_is(dataset, source, role)} Pass `{role}` as the name of an attribute or column, as the position"
+        " in the sample, as a function of the dataset, or as an array with one value per sample."
     )

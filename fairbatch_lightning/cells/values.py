@@ -16,13 +16,17 @@ _EXACT_FLOATS = 2.0**53
 """Floats above this do not tell whole numbers apart."""
 
 
+class SeveralValuesError(ValueError):
+    """There is more than one value for each sample."""
+
+
 def categorical(values: Any, role: Role) -> tuple[Array, tuple[str, ...] | None]:
     """Return values as an array of integers or strings `(N,)`, with names for the integers if they have any."""
     array = _as_array(values, role)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
-        raise ValueError(
+        raise SeveralValuesError(
             f"Expected `{role}` to hold one value per sample but got an array of shape {array.shape}. Pass one column."
         )
     if array.dtype.kind == "O":
@@ -77,7 +81,7 @@ def _scalar(item: Any, place: int, role: Role) -> Any:
         got = f"{item!r:.80}"
     else:
         return item
-    raise ValueError(
+    raise SeveralValuesError(
         f"Expected `{role}` to hold one value per sample but got {got} (at index {place}). Pass one column of them."
     )
 
