@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
@@ -20,7 +20,10 @@ from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.cells.advice import innermost, one_column_of, what_there_is, wrapped_by
 from fairbatch_lightning.cells.values import Array, Role, SeveralValuesError, categorical
 
-Source: TypeAlias = Any  # None, a name, a position, a function of the dataset, or an array
+if TYPE_CHECKING:
+    Source: TypeAlias = Any  # None, a name, a position, a function of the dataset, or an array
+else:  # LightningCLI tries these in turn: texts first, so that a file can have names that look like numbers
+    Source = str | int | list[str | int] | dict[str, str | int] | Any
 
 USUAL_NAMES: dict[Role, tuple[str, ...]] = {
     "labels": ("targets", "labels", "label", "y"),
@@ -107,7 +110,10 @@ def _fits(source: Any, dataset: Any) -> bool:
 
 def _look_up_one(dataset: Any, source: Source, role: Role) -> Column | None:
     try:
-        return _look_up(dataset, source, role)
+        found = _look_up(dataset, source, role)
+        if found is None and _is_position(source):
+            found = _look_up(dataset, int(source), role)
+        return found
     except SeveralValuesError as error:
         raise ValueError(f"{error} {one_column_of(dataset, role)}") from error
 
@@ -227,14 +233,19 @@ def _scan(dataset: Any, sources: Sequence[tuple[Role, Source]]) -> list[Column]:
 
 def _pick(sample: Any, source: Source, role: Role) -> Any:
     """Return the label or group in one sample: of a tuple, a mapping or an object."""
-    if isinstance(source, int) or (source is None and isinstance(sample, Sequence)):
-        return sample[USUAL_POSITION[role] if source is None else source]
+    if isinstance(source, int) or (isinstance(sample, Sequence) and (source is None or _is_position(source))):
+        return sample[USUAL_POSITION[role] if source is None else int(source)]
     for name in USUAL_NAMES[role] if source is None else (source,):
         if isinstance(sample, Mapping) and name in sample:
             return sample[name]
         if not isinstance(sample, Mapping) and hasattr(sample, name):
             return getattr(sample, name)
     raise KeyError(source)
+
+
+def _is_position(source: Source) -> bool:
+    """Return whether a text is a position, as from a command line, where there are only texts."""
+    return isinstance(source, str) and source.isdecimal()
 
 
 def _length(dataset: Any) -> int:

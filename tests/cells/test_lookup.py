@@ -357,3 +357,15 @@ def test_through_a_wrapper_that_holds_a_subset():
     for source in ("race", RACES, lambda data: data.race):
         assert named_cells(GroupIndex.from_dataset(wrapped, groups=source)) == [EXPECTED[6], EXPECTED[0]]
     assert are_values_of(RACES, wrapped)
+
+
+def test_a_position_as_a_text():
+    """As a command line has it; a column of that name comes first."""
+    dataset = TensorDataset(torch.zeros(8, 3), torch.tensor(LABELS), torch.tensor(GENDERS))
+    assert GroupIndex.from_dataset(dataset, labels="2", groups="1").counts.tolist() == [[1, 3], [2, 2]]
+    with pytest.warns(FairBatchWarning, match="Reading all 8 samples"):
+        index = GroupIndex.from_dataset(Samples(lambda x, y, z: (x, y, z)), "1", "2")
+    assert named_cells(index) == EXPECTED
+    named = Faces()
+    named.frame = pd.DataFrame({"2": RACES})
+    assert named_cells(GroupIndex.from_dataset(named, groups="2")) == EXPECTED

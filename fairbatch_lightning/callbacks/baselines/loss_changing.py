@@ -32,6 +32,11 @@ class LossChanging(ChangesBatches):
 
     def __init__(self, *, loss: PerSampleLoss | None = None, logits: str | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
+        if isinstance(loss, str):
+            raise ValueError(
+                f"Expected argument `loss` of {type(self).__name__} to be None or a function (logits, labels) -> values"
+                f" that can be differentiated but got {loss!r}."
+            )
         self._loss, self._logits = resolve_loss(loss), logits
         self._reader = LogitsReader(type(self).__name__, logits)
         self._in_training_batch = False
