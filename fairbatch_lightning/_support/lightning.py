@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -25,8 +25,33 @@ def replace_train_loader(trainer: Any, change: Callable[[Any], Any]) -> Callable
     """Let a Trainer train on what `change` makes of the DataLoaders it is given; return how to undo that."""
     source = trainer.fit_loop._data_source
     request = source.dataloader
-    source.dataloader = lambda: change(request())
+
+    def changed() -> Any:
+        try:
+            return change(request())
+        except BaseException:
+            _unpatch_loaders()
+            raise
+
+    source.dataloader = changed
     return lambda: vars(source).pop("dataloader", None)
+
+
+def _unpatch_loaders() -> None:
+    """Take back what Lightning patches while it asks for loaders, and leaves there if that fails.
+
+    With every failure it would be one layer more, until Python's stack is too small for them.
+    """
+    for base in (DataLoader, BatchSampler):
+        for cls in (base, *_subclasses(base)):
+            for name in ("__setattr__", "__delattr__", "__init__"):
+                if (before := vars(cls).get(f"__old{name}")) is not None:
+                    setattr(cls, name, before)
+                    delattr(cls, f"__old{name}")
+
+
+def _subclasses(base: type) -> set[type]:
+    return {found for direct in base.__subclasses__() for found in (direct, *_subclasses(direct))}
 
 
 def processes_of(trainer: Any) -> dict[str, int]:

@@ -55,8 +55,12 @@ class FairBatchSampler(Sampler[list[int]]):
                 self._training = self._loading = None
 
     def take(self) -> Drawn | None:
-        """Return the batch that was delivered first of those not taken yet, if any."""
-        return self._delivered.popleft() if self._delivered else None
+        """Return the batch that was delivered first of those not taken yet, if any: it has been trained on."""
+        if not self._delivered:
+            return None
+        batch = self._delivered.popleft()
+        batch.was_trained_on()
+        return batch
 
     def delivered(self) -> Drawn | None:
         """Return the same without taking it."""

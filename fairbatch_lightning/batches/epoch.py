@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.values import Array
 
@@ -26,6 +28,7 @@ class Pass:
     """One pass over an epoch: the plans that it follows; batches before `next_batch` are drawn.
 
     A pass that goes on where another was left had `drawn_before` batches drawn there, perhaps some ahead of training.
+    Those before `trained` are trained on as well. Nobody goes on from an earlier one, so their weights are forgotten.
     """
 
     epoch: int
@@ -34,6 +37,7 @@ class Pass:
     started: bool = False
     finished: bool = False
     drawn_before: int = 0
+    trained: int = 0
 
     def plan(self, batch: int) -> Plan:
         """Return the plan that a batch follows."""
@@ -42,14 +46,18 @@ class Pass:
     def follow(self, shares: Tensor, weights: Array | None) -> None:
         """Draw all batches from the next one on by these."""
         first = max(self.next_batch, self.drawn_before)
-        self.plans = [*(plan for plan in self.plans if plan.first < first), Plan(first, shares, weights)]
+        plans = [*(plan for plan in self.plans if plan.first < first), Plan(first, shares, weights)]
+        self.plans = [
+            Plan(plan.first, plan.shares) if after.first <= self.trained else plan
+            for plan, after in itertools.pairwise(plans)
+        ] + plans[-1:]
 
     def state_dict(self, next_batch: int | None) -> dict[str, Any]:
         """Return what is needed to go on at this batch, or where the pass is if that is earlier.
 
         Of batches before it only the shares matter: from them follows how far each cell's walk has got.
         """
-        first = self.next_batch if next_batch is None else min(next_batch, self.next_batch)
+        first = self.next_batch if next_batch is None else max(self.trained, min(next_batch, self.next_batch))
         current = self.plan(first).first
         needed = [plan.weights if plan.first >= current else None for plan in self.plans]
         return {
@@ -61,13 +69,36 @@ class Pass:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Pass:
-        """Return a pass that goes on where a state was taken."""
-        saved = state.get("weights") or [None] * len(state["schedule"])  # older versions had none
-        weights = [None if one is None else one.numpy().copy() for one in saved]
-        entries = zip(state["schedule"], weights, strict=True)
-        plans = [Plan(int(first), shares.clone(), weight) for (first, shares), weight in entries]
-        return cls(state["epoch"], plans, state["next_batch"], drawn_before=state.get("drawn", 0))
+    def from_state(cls, state: Saved, index: GroupIndex) -> Pass:
+        """Return a pass over these cells that goes on where a state was taken."""
+        num_batches = state["num_batches"].integer(1)
+        schedule = [entry.several(2) for entry in state["schedule"]]
+        firsts = [first.integer(0, num_batches) for first, _ in schedule]
+        if firsts[:1] != [0] or any(after <= before for before, after in itertools.pairwise(firsts)):
+            raise state["schedule"].wrong("a list of numbers of batches that rise from 0, with shares")
+        shares = [saved_shares(saved, index) for _, saved in schedule]
+        has_weights = "weights" in state and state["weights"].value is not None
+        weights = [_saved_weights(one, index) for one in state["weights"].several(len(firsts))] if has_weights else []
+        plans = list(map(Plan, firsts, shares, weights or [None] * len(firsts)))
+        drawn = state["drawn"].integer(0, num_batches)
+        return cls(state["epoch"].integer(), plans, state["next_batch"].integer(0, num_batches), drawn_before=drawn)
+
+
+def saved_shares(saved: Saved, index: GroupIndex) -> Tensor:
+    """Return shares from a checkpoint, or refuse them if they cannot be right."""
+    shares = saved.tensor(*index.shape).double()
+    with saved.checked():
+        check_shares(shares, index)
+    return shares
+
+
+def _saved_weights(saved: Saved, index: GroupIndex) -> Array | None:
+    if saved.value is None:
+        return None
+    weights: Array = saved.tensor(None).double().numpy()
+    with saved.checked():
+        check_weights(weights, index)
+    return weights
 
 
 def check_weights(weights: Array | None, index: GroupIndex) -> None:

@@ -16,8 +16,9 @@ from torch.utils.data import DistributedSampler
 
 from fairbatch_lightning._support import processes
 from fairbatch_lightning._support.checks import check_at_least
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning.batches.draws import EpochDraws
-from fairbatch_lightning.batches.epoch import Pass, Plan, check_shares, check_weights
+from fairbatch_lightning.batches.epoch import Pass, Plan, check_shares, check_weights, saved_shares
 from fairbatch_lightning.cells.index import GroupIndex, natural_shares
 from fairbatch_lightning.cells.values import Array
 
@@ -25,10 +26,17 @@ _DRAWS_AT_ONCE = 2**16
 
 
 class Drawn(NamedTuple):
-    """A batch: its samples (indices into the dataset), and their cells `(B,)`."""
+    """A batch: its samples (indices into the dataset), their cells `(B,)`, its number, and the pass that it is of."""
 
     samples: list[int]
     cells: Array
+    number: int = 0
+    of: Pass | None = None
+
+    def was_trained_on(self) -> None:
+        """Keep nothing more of it, or of batches before it."""
+        if self.of is not None:
+            self.of.trained = self.number + 1
 
 
 class FairSampler(DistributedSampler[int]):
@@ -209,7 +217,7 @@ class FairSampler(DistributedSampler[int]):
                 mine = cells[:, part].copy()  # so that no one spoils the count below
                 for number, batch in enumerate(zip(batches, mine, strict=True), first + 1):
                     current.next_batch = number
-                    yield Drawn(*batch)
+                    yield Drawn(*batch, number - 1, current)
                     if current.plans is not plans:
                         break  # what was drawn in advance is void
                 drawn += self._count(cells[: current.next_batch - first])
@@ -257,14 +265,13 @@ class FairSampler(DistributedSampler[int]):
         size = self.batch_size * self.num_replicas
         return bool(state["num_batches"] == self.num_batches and state["batch_size"] == size)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any] | Saved) -> None:
         """Continue where `state_dict` was taken. With batches of another size, continue at the next epoch."""
-        check_shares(state["shares"], self.index)
-        saved = Pass.from_state(state)
-        for plan in saved.plans:
-            check_weights(plan.weights, self.index)
-        self._shares, self._weights = state["shares"].clone(), saved.plans[-1].weights
-        self._pass = saved if self.fits(state) else self._new_pass(saved.epoch + 1)
+        saved = Saved.of(state)
+        current, shares = Pass.from_state(saved, self.index), saved_shares(saved["shares"], self.index)
+        saved["batch_size"].integer(1)
+        self._shares, self._weights = shares, current.plans[-1].weights
+        self._pass = current if self.fits(saved.value) else self._new_pass(current.epoch + 1)
 
 
 def _check_sizes(batch_size: int, seed: int, num_replicas: int, rank: int) -> None:

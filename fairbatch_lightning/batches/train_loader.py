@@ -113,6 +113,8 @@ def _position(contents: Any, name: str | int | None, who: str) -> int:
             f"{who} acts on one train DataLoader but got {len(keys)}. Name it, {who}(loader={keys[0]!r}), or"
             " join the datasets with torch.utils.data.ConcatDataset and return a single DataLoader."
         )
+    if name not in keys and str(name) in (texts := [str(key) for key in keys]):
+        return texts.index(str(name))  # a file or command line can turn "1" into 1, or the other way round
     if name not in keys:
         raise ValueError(f"Expected argument `loader` to be one of {keys} but got {name!r}.")
     return keys.index(name)

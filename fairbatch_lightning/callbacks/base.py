@@ -20,6 +20,7 @@ from fairbatch_lightning._support.lightning import (
     replace_train_loader,
 )
 from fairbatch_lightning._support.processes import called_by_signal
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.delivery import FairBatchSampler, with_batches
 from fairbatch_lightning.batches.sampler import FairSampler
@@ -168,7 +169,7 @@ class ChangesBatches(AnyCallback):
         """Keep the state until the training data is known; a checkpoint that is tested changes nothing."""
         if not self._fitting:
             return
-        self._restored = state_dict or None
+        self._restored = state_dict if Saved(state_dict, type(self).__name__).entries() else None
         if self._batches is not None:
             self._restore(self._batches.sampler)
 
@@ -233,18 +234,21 @@ class ChangesBatches(AnyCallback):
         """Go on from a checkpoint, if there is one that nothing has gone on from yet."""
         state, self._restored = self._restored, None
         if state is not None and self.index is not None:
-            _check_same_data(state, self.index)
+            saved = Saved(state)
+            _check_same_data(saved, self.index)
+            sampler.load_state_dict(saved["sampler"])
             _check_place(state["sampler"], sampler)
-            sampler.load_state_dict(state["sampler"])
-            self.go_on_from(state["learnt"])
+            self.go_on_from(saved["learnt"].whole())
 
 
-def _check_same_data(state: dict[str, Any], index: GroupIndex) -> None:
+def _check_same_data(saved: Saved, index: GroupIndex) -> None:
     names = [list(names) for names in index.names]
-    if state["names"] != names or not torch.equal(state["counts"], index.counts):
+    before = [[name.text() for name in column] for column in saved["names"].several(2)]
+    counts = saved["counts"].tensor(*map(len, before), whole=True)
+    if before != names or not torch.equal(counts, index.counts):
         raise ValueError(
             "Expected to go on with the training data of the checkpoint, or of this Trainer's earlier fit. Its labels"
-            f" and groups {state['names']} had the counts {state['counts'].tolist()}, now {names} have"
+            f" and groups {before} had the counts {counts.tolist()}, now {names} have"
             f" {index.counts.tolist()}. To train on other data, start without the checkpoint, in a new Trainer."
         )
 

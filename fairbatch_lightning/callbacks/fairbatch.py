@@ -283,7 +283,7 @@ class FairBatch(ChangesBatches):
         if self.history:
             if self._fit is not None and (remark := self._fit.remark()):
                 warn(remark)
-            log_figure(trainer, "fairbatch", self.plot)
+            log_figure(trainer, "fairbatch/curves", self.plot)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say so if an update could not be made up for, as there was nothing left to train."""

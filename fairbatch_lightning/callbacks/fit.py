@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 
 from fairbatch_lightning._support.lightning import batches_ever_trained_on, validation_is_due
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning._support.warn import warn
+from fairbatch_lightning.batches.epoch import check_shares
 from fairbatch_lightning.batches.sampler import Drawn, FairSampler
 from fairbatch_lightning.callbacks.introduction import introduction
 from fairbatch_lightning.callbacks.length import expected_batches
 from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun
 from fairbatch_lightning.measure.estimates.silent_pass import check_can_evaluate
+from fairbatch_lightning.measure.outputs import Output
 from fairbatch_lightning.measure.pairing import Pairing
 from fairbatch_lightning.measure.per_sample import PerSampleLoss
 from fairbatch_lightning.measure.sample_losses import LossOfEverySample
@@ -240,7 +243,7 @@ class FairFit:
         """Return what is known of the cells now."""
         trainer = self.run.trainer
         length = expected_batches(trainer, self.run.module, sampler.num_batches)
-        passed = (batches_ever_trained_on(trainer) - self._updated_at) / length
+        passed = max(0, batches_ever_trained_on(trainer) - self._updated_at) / length
         now = self.estimate.measure(self.run, self.state.updates, uniform=not sampler.weighted)
         self._say_what_is_broken(now)
         recent = None
@@ -292,7 +295,7 @@ class FairFit:
             "is_part": self._watches_training and self.is_behind and (unseen or (alone and self.run.num_replicas > 1)),
             "step_returns_logits": self.run.reader.training_step_returns,
             "logits_from": self.run.reader.watched,
-            "classes": dict(self.run.classes.learnt),
+            "classes": [list(self.run.classes.learnt), list(self.run.classes.learnt.values())],
             "estimate": self.estimate.state_dict(self.run, alone=alone),
             "importance": None if losses is None else losses.state_dict(alone=alone),
             "history": [record.state_dict() for record in self.history],
@@ -300,22 +303,37 @@ class FairFit:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, on the same training data."""
-        self.state = self._rule.resumed(self.state.load(state["rule"]), self.run.index.counts)
-        if state["is_part"]:
+        saved, index = Saved.of(state, "learnt"), self.run.index
+        state_of_rule = self.state.load(saved["rule"])
+        with saved["rule"]["shares"].checked():
+            check_shares(state_of_rule.shares, index)
+        self.state = self._rule.resumed(state_of_rule, index.counts)
+        if saved["is_part"].flag():
             warn(
                 "Not all that was seen since the last update of the shares is in the checkpoint: it was saved by one"
                 " process alone, on a signal or after a failure, or before FairBatch saw the last batch, as by a"
                 " callback in front of it. The next update goes by the rest: this is not bit for bit the run that"
                 " was stopped."
             )
-        self._recent = CellLosses(*state["recent"]) if state["recent"] else None
-        self._updated_at, self._length = state["updated_at"], state["length"]
-        self.run.reader.training_step_returns |= state["step_returns_logits"]
-        if not self.run.has_compiled_parts:
-            self.run.reader.watch_again(self.run.module, state["logits_from"])
-        self.run.classes.learn(state["classes"])
-        self.estimate.load_state_dict(self.run, state["estimate"])
-        if self._sample_losses is not None and state["importance"]:
-            self._sample_losses.load_state_dict(state["importance"], self.run.rank)
-        self.history = [UpdateRecord(**record) for record in state["history"]]
-        self._resumed_epoch, self.validation_was_due = state["epoch"], state["validation_is_due"]
+        self._recent = None if saved["recent"].value is None else CellLosses.load(saved["recent"], index.shape)
+        self._updated_at, self._length = saved["updated_at"].integer(), saved["length"].number(1)
+        self._load_what_logits_are(saved)
+        self.estimate.load_state_dict(self.run, saved["estimate"].whole())
+        importance = saved["importance"]
+        if self._sample_losses is not None and importance.value is not None:
+            self._sample_losses.load_state_dict(importance, self.run.rank)
+        self.history = [UpdateRecord.load(record, index.shape) for record in saved["history"]]
+        self._resumed_epoch = saved["epoch"].integer()
+        self.validation_was_due = saved["validation_is_due"].flag()
+
+    def _load_what_logits_are(self, saved: Saved) -> None:
+        """Take the logits from where the stopped run had them, and labels for the classes that it learnt."""
+        self.run.reader.training_step_returns |= saved["step_returns_logits"].flag()
+        if saved["logits_from"].value is not None and not self.run.has_compiled_parts:
+            name, direct, number, passes = saved["logits_from"].several(4)
+            watched = Output(name.text(), direct=direct.flag(), number=number.integer())
+            self.run.reader.watch_again(self.run.module, watched, passes.integer(1))
+        labels, numbers = saved["classes"].several(2)
+        known = [one.value if isinstance(one.value, int) else one.text() for one in labels]
+        with saved["classes"].checked():
+            self.run.classes.learn(dict(zip(known, (one.integer() for one in numbers), strict=True)))

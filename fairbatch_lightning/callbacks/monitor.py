@@ -11,6 +11,7 @@ import numpy as np
 
 from fairbatch_lightning._support.checks import check_at_least
 from fairbatch_lightning._support.lightning import held_out_loaders
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.held_out import check_held_out
 from fairbatch_lightning.callbacks.any_callback import AnyCallback
@@ -50,7 +51,7 @@ class FairnessMonitor(AnyCallback):
         Trainer(callbacks=[FairnessMonitor(groups="race")])
 
     Logged after every validation, and under `fairness/test/` after a test: `fairness/val/accuracy`,
-    `fairness/val/accuracy/<group>`, `fairness/val/worst_group_accuracy`, `fairness/val/worst_cell_accuracy`, the
+    `fairness/val/group_accuracy/<group>`, `fairness/val/worst_group_accuracy`, `fairness/val/worst_cell_accuracy`, the
     disparities `fairness/val/equal_opportunity`, `fairness/val/equalized_odds` and `fairness/val/demographic_parity`,
     and each of those as a ratio, `fairness/val/equalized_odds_ratio`. But for the groups' names these never change, so
     that ModelCheckpoint and EarlyStopping can monitor them. Several DataLoaders have `fairness/val_0/`,
@@ -208,7 +209,7 @@ class FairnessMonitor(AnyCallback):
             name = "test_step" if trainer.testing else "validation_step"
             logits = self._reader.require(outputs, len(samples), name)
             if (samples >= 0).all():
-                evidence.check_held_out(step, logits, batch, counted.data.index.cells[samples])
+                evidence.check_step(step, logits, batch, counted.data.index.cells[samples])
             counted.add(samples, logits)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -243,7 +244,7 @@ class FairnessMonitor(AnyCallback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the pictures in TensorBoard."""
         for stage in self._measured("val"):
-            log_figure(trainer, log_name(self._prefix, stage), partial(self.plot, stage))
+            log_figure(trainer, log_name(self._prefix, stage, "curves"), partial(self.plot, stage))
             log_figure(trainer, log_name(self._prefix, stage, "confusion"), partial(self.plot_confusion, stage))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -262,7 +263,7 @@ class FairnessMonitor(AnyCallback):
         """Go on from what was measured; a checkpoint that is tested does not undo what was measured since."""
         if not self._fitting:
             return
-        self.history = [FairnessRecord(**record) for record in state_dict["history"]]
+        self.history = [FairnessRecord.load(record) for record in Saved(state_dict, WHO)["history"]]
 
     def _measured(self, stage: str) -> list[str]:
         return [place for place in self.audits if place.split("_")[0] == stage]

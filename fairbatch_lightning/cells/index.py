@@ -144,6 +144,8 @@ class GroupIndex:
         for known in (self.label_values, self.label_names, tuple(map(str, self.label_values))):
             if label in known:
                 return known.index(label)
+        if str(label) in self.label_names:  # a file or command line can turn "1" into 1
+            return self.label_names.index(str(label))
         raise ValueError(
             f"Expected argument `positive_label` to be one of the data's labels {list(self.label_values)} but got"
             f" {label!r}."

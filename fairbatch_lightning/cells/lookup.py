@@ -9,17 +9,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 from tqdm.auto import tqdm
 
 from fairbatch_lightning._support.rng import preserved_rng
 from fairbatch_lightning._support.warn import warn
-from fairbatch_lightning.cells.values import Array, Role, categorical
+from fairbatch_lightning.cells.advice import innermost, one_column_of, what_there_is, wrapped_by
+from fairbatch_lightning.cells.values import Array, Role, SeveralValuesError, categorical
 
-Source: TypeAlias = Any  # None, a name, a position, a function of the dataset, or an array
+if TYPE_CHECKING:
+    Source: TypeAlias = Any  # None, a name, a position, a function of the dataset, or an array
+else:  # LightningCLI tries these in turn: texts first, so that a file can have names that look like numbers
+    Source = str | int | list[str | int] | dict[str, str | int] | Any
 
 USUAL_NAMES: dict[Role, tuple[str, ...]] = {
     "labels": ("targets", "labels", "label", "y"),
@@ -48,7 +52,7 @@ def find_columns(dataset: Dataset[Any], sources: Sequence[tuple[Role, Source]]) 
             where: an array of values, the name of an attribute or column, the position in the sample (an int), a
             function of the dataset, or None for the usual names.
     """
-    found = [_look_up(dataset, source, role) for role, source in sources]
+    found = [_look_up_one(dataset, source, role) for role, source in sources]
     missing = [where for where, column in zip(sources, found, strict=True) if column is None]
     scanned = iter(_scan(dataset, missing) if missing else [])
     columns = [next(scanned) if column is None else column for column in found]
@@ -100,8 +104,18 @@ def _fits(source: Any, dataset: Any) -> bool:
     while isinstance(dataset, Sized):
         if len(source) == len(dataset):
             return True
-        dataset = getattr(dataset, "dataset", None)
+        dataset = wrapped_by(dataset)
     return False
+
+
+def _look_up_one(dataset: Any, source: Source, role: Role) -> Column | None:
+    try:
+        found = _look_up(dataset, source, role)
+        if found is None and _is_position(source):
+            found = _look_up(dataset, int(source), role)
+        return found
+    except SeveralValuesError as error:
+        raise ValueError(f"{error} {one_column_of(dataset, role)}") from error
 
 
 def _look_up(dataset: Any, source: Source, role: Role) -> Column | None:
@@ -115,8 +129,7 @@ def _look_up(dataset: Any, source: Source, role: Role) -> Column | None:
         return own
     if isinstance(dataset, ConcatDataset):
         return _concatenated(dataset, source, role)
-    inner = getattr(dataset, "dataset", None)
-    if isinstance(inner, Sized):
+    if (inner := wrapped_by(dataset)) is not None:
         return _through_wrapper(dataset, inner, source, role)
     if is_array(source):
         raise ValueError(_wrong_length(dataset, len(source), role))
@@ -138,20 +151,19 @@ def _check_order(dataset: Any, role: Role) -> None:
 
 
 def _called(dataset: Any, source: Callable[[Any], Any], role: Role) -> Column | None:
-    """Return a function's values for the dataset, or for the one it wraps if only that has what the function uses."""
+    """Return a function's values for the dataset, or for those inside of it if only they have what it uses."""
     try:
         return Column(*categorical(source(dataset), role))
     except AttributeError:
-        inner = getattr(dataset, "dataset", None)
-        if not isinstance(inner, Sized):
+        if isinstance(dataset, ConcatDataset):
+            return _concatenated(dataset, source, role)
+        if (inner := wrapped_by(dataset)) is None:
             raise
         return _through_wrapper(dataset, inner, source, role)
 
 
 def _through_wrapper(dataset: Any, inner: Any, source: Source, role: Role) -> Column | None:
     indices = getattr(dataset, "indices", None)
-    if indices is None and len(inner) != _length(dataset):
-        return None
     if (found := _look_up(inner, source, role)) is None:
         return None
     return found if indices is None else found[np.asarray(indices)]
@@ -215,7 +227,9 @@ def _scan(dataset: Any, sources: Sequence[tuple[Role, Source]]) -> list[Column]:
         first = dataset[0]
     for role, source in sources:
         try:
-            _pick(first, source, role)
+            categorical([_pick(first, source, role)], role)  # before all others are read, which may take minutes
+        except SeveralValuesError as error:
+            raise ValueError(f"{error} {one_column_of(dataset, role)}") from error
         except (KeyError, IndexError, AttributeError, TypeError) as error:
             raise ValueError(_not_found(dataset, source, role)) from error
     wanted = " and ".join(sorted({role for role, _ in sources}))
@@ -234,14 +248,19 @@ def _scan(dataset: Any, sources: Sequence[tuple[Role, Source]]) -> list[Column]:
 
 def _pick(sample: Any, source: Source, role: Role) -> Any:
     """Return the label or group in one sample: of a tuple, a mapping or an object."""
-    if isinstance(source, int) or (source is None and isinstance(sample, Sequence)):
-        return sample[USUAL_POSITION[role] if source is None else source]
+    if isinstance(source, int) or (isinstance(sample, Sequence) and (source is None or _is_position(source))):
+        return sample[USUAL_POSITION[role] if source is None else int(source)]
     for name in USUAL_NAMES[role] if source is None else (source,):
         if isinstance(sample, Mapping) and name in sample:
             return sample[name]
         if not isinstance(sample, Mapping) and hasattr(sample, name):
             return getattr(sample, name)
     raise KeyError(source)
+
+
+def _is_position(source: Source) -> bool:
+    """Return whether a text is a position, as from a command line, where there are only texts."""
+    return isinstance(source, str) and source.isdecimal()
 
 
 def _length(dataset: Any) -> int:
@@ -257,10 +276,8 @@ def _wrong_length(dataset: Any, length: int, role: Role) -> str:
 
 def _not_found(dataset: Any, source: Source, role: Role) -> str:
     wanted = f"{source!r}" if source is not None else "any of " + ", ".join(map(repr, USUAL_NAMES[role]))
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
     return (
-        f"Found no {role} in {type(dataset).__name__}: it has no attribute, column or sample entry {wanted}."
-        f" Pass `{role}` as the name of an attribute or column, as the position in the sample, as a function of the"
-        " dataset, or as an array with one value per sample."
+        f"Found no {role} in {type(innermost(dataset)).__name__}: it has no attribute, column or sample entry {wanted}."
+        f"{what_there_is(dataset, source, role)} Pass `{role}` as the name of an attribute or column, as the position"
+        " in the sample, as a function of the dataset, or as an array with one value per sample."
     )

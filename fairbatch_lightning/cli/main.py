@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not _is_ours(error):
             raise
         print(f"fairbatch {arguments[0]}: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
+        raise SystemExit(1 if isinstance(error, RuntimeError) else 2) from error
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -76,12 +76,23 @@ def training_command(template: str, seeds: int = 1) -> Train:
             f" for the CSV log and the seed belong, but got {template!r}."
         )
 
+    try:
+        in_template = shlex.split(template)
+    except ValueError as error:
+        raise ValueError(f"Expected a training command as a shell takes it but got {template!r}: {error}.") from error
+
     def train(tolerance: float, seed: int, log: Path) -> None:
         values = {"{tolerance}": f"{tolerance:g}", "{seed}": str(seed), "{log}": str(log)}
-        words = shlex.split(template)
+        words = in_template
         for name, value in values.items():
             words = [word.replace(name, value) for word in words]
-        done = subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]])  # noqa: S603 - the user's own command
+        program = sys.executable if words[0] == "python" else words[0]
+        try:
+            done = subprocess.run([program, *words[1:]])  # noqa: S603 - the user's own command
+        except OSError as error:
+            raise ValueError(
+                f"The training command could not be started: {error}. It is: {shlex.join(words)}"
+            ) from error
         if done.returncode:
             raise RuntimeError(
                 f"The training command failed with exit code {done.returncode}, see above: {shlex.join(words)}"

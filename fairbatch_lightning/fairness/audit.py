@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning.fairness.disparities import (
     Form,
     Rates,
@@ -238,3 +239,12 @@ class FairnessRecord:
     step: int
     values: dict[str, float]
     group_accuracies: dict[str, float]
+
+    @classmethod
+    def load(cls, saved: Saved) -> FairnessRecord:
+        """Return a record from a checkpoint."""
+        numbers = (
+            {name: value.number() for name, value in saved[kind].entries().items()}
+            for kind in ("values", "group_accuracies")
+        )
+        return cls(saved["stage"].text(), saved["epoch"].integer(), saved["step"].integer(), *numbers)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,8 +101,18 @@ class Evidence:
         """Watch the step with one of the first batches; not where hooks would have something compiled anew."""
         return WatchedStep(module, batch_size) if self._left and not has_compiled_parts(module) else None
 
-    def check_held_out(self, step: WatchedStep | None, logits: Tensor, batch: Any, cells: Array) -> None:
-        """Check a batch of validation or test data, if it is one of the first."""
+    @contextmanager
+    def watching(self, module: nn.Module, batch_size: int) -> Iterator[WatchedStep | None]:
+        """Watch what happens inside, likewise."""
+        step = self.watch(module, batch_size)
+        try:
+            yield step
+        finally:
+            if step is not None:
+                step.leave()
+
+    def check_step(self, step: WatchedStep | None, logits: Tensor, batch: Any, cells: Array) -> None:
+        """Check a batch whose logits are known, if it is one of the first."""
         self.note(batch, cells)
         if self._left:
             self._left -= 1

@@ -7,7 +7,6 @@ user named before both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,16 +56,15 @@ class LogitsReader:
         self._hook.number, self._hook.passes = output.number, passes
 
     @property
-    def watched(self) -> tuple[str, bool, int, int] | None:
+    def watched(self) -> list[Any] | None:
         """What `watch` was told, as plain values for checkpoints; None if it was not."""
         hook = self._hook
-        return None if hook is None or not hook.passes else (self._watched, hook.direct, hook.number, hook.passes)
+        return None if hook is None or not hook.passes else [self._watched, hook.direct, hook.number, hook.passes]
 
-    def watch_again(self, module: nn.Module, watched: Sequence[Any] | None) -> None:
+    def watch_again(self, module: nn.Module, output: Output, passes: int) -> None:
         """Watch what a checkpoint says was watched, if the module has that."""
-        if watched is not None and watched[0] in dict(module.named_modules()):
-            name, direct, number, passes = watched
-            self.watch(module, Output(name, direct=direct, number=number), passes)
+        if output.name in dict(module.named_modules()):
+            self.watch(module, output, passes)
 
     def detach(self) -> None:
         """Leave no trace in the module."""

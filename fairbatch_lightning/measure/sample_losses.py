@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fairbatch_lightning._support.devices import to_device
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning.cells.classes import ClassNumbers
 from fairbatch_lightning.cells.index import GroupIndex
 from fairbatch_lightning.cells.values import Array
@@ -51,10 +52,12 @@ class LossOfEverySample:
             recent = {name: getattr(self._recent, name).view(-1).cpu().clone() for name in ("sums", "counts")}
         return {"known": self._known.clone(), **recent}
 
-    def load_state_dict(self, state: dict[str, Any], rank: int) -> None:
+    def load_state_dict(self, state: dict[str, Any] | Saved, rank: int) -> None:
         """Go on from what was seen; what nobody has asked for yet is left to the first process."""
-        self._known = state["known"].clone()
+        saved, number = Saved.of(state, "importance"), len(self._index)
+        recent = {"sums": saved["sums"].tensor(number), "counts": saved["counts"].tensor(number, whole=True, least=0)}
+        self._known = saved["known"].tensor(number).float()
         self._recent.reset()
         if rank == 0:
-            for name in ("sums", "counts"):
-                getattr(self._recent, name).view(-1).copy_(state[name])
+            for name, values in recent.items():
+                getattr(self._recent, name).view(-1).copy_(values)

@@ -28,20 +28,34 @@ _Row = dict[_Key, float]
 FAIRBATCH, FAIRNESS = "fairbatch", "fairness"
 GAP_MAX = f"{FAIRBATCH}/gap_max"
 """The largest gap of an update; only the row of an update has it."""
+_OF_GROUPS = "group_accuracy"
+_EMPTY = "%empty"
 
 
 def log_name(*parts: str) -> str:
     """Return the name under which something is logged; a slash in the name of a label or group does not split it.
 
+    Loggers may keep a file for each name: none may be a folder of another, and no part may mean something in a path.
+
     >>> log_name("fairbatch", "share", "1", "Asian/Pacific")
     'fairbatch/share/1/Asian%2FPacific'
     """
-    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+    return "/".join(_escaped(part) for part in parts)
+
+
+def _escaped(part: str) -> str:
+    if not part.strip("."):  # in a path nothing, ".", or ".." are no names
+        return part.replace(".", "%2E") or _EMPTY
+    return part.replace("%", "%25").replace("/", "%2F")
 
 
 def parts_of(name: str) -> tuple[str, ...]:
     """Return the parts of a name made by `log_name`."""
-    return tuple(part.replace("%2F", "/").replace("%25", "%") for part in name.split("/"))
+    return tuple(_unescaped(part) for part in name.split("/"))
+
+
+def _unescaped(part: str) -> str:
+    return "" if part == _EMPTY else part.replace("%2F", "/").replace("%2E", ".").replace("%25", "%")
 
 
 def share_values(shares: Tensor, index: GroupIndex) -> dict[str, float]:
@@ -76,7 +90,7 @@ def record_values(record: FairnessRecord, prefix: str) -> dict[str, float]:
     """Return accuracies, disparities and the groups' accuracies, by name."""
     values = {log_name(prefix, record.stage, name): value for name, value in record.values.items()}
     for group, value in record.group_accuracies.items():
-        values[log_name(prefix, record.stage, "accuracy", group)] = value
+        values[log_name(prefix, record.stage, _OF_GROUPS, group)] = value
     return values
 
 
@@ -126,10 +140,15 @@ def find_logs(directories: Iterable[Path]) -> dict[str, Path]:
 
 def read_run(name: str, path: Path) -> Run:
     """Read one log."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        keys = _our_columns(reader.fieldnames or [])
-        rows = [_our_values(row, keys) for row in reader]
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            keys = _our_columns(reader.fieldnames or [])
+            rows = [_our_values(row, keys) for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(
+            f"Expected a log of Lightning's CSVLogger but {path} is no table of numbers: {error}"
+        ) from error
     stages = sorted({stage for row in rows for key in row if (stage := _stage(key))})
     curves = {stage: _curves(rows, stage) for stage in stages}
     audits = {stage: _audit(rows, stage) for stage in stages}
@@ -195,7 +214,7 @@ def _curves(rows: list[_Row], stage: str) -> FairnessCurves | None:
     if not measured:
         return None
     groups = [
-        {key[1]: n for key, n in found.items() if len(key) == 2 and key[0] == "accuracy"} for _, found in measured
+        {key[1]: n for key, n in found.items() if len(key) == 2 and key[0] == _OF_GROUPS} for _, found in measured
     ]
     return fairness_curves(
         [row.get(("epoch",), math.nan) for row, _ in measured],
@@ -216,10 +235,20 @@ def _audit(rows: list[_Row], stage: str) -> Audit | None:
             confusion = [[[counts.get((z, y, p), 0.0) for p in labels] for y in labels] for z in groups]
             positive = [y for y in range(len(labels)) if found.get(("positive", labels[y]))]
             only = positive[0] if len(positive) == 1 else None
+            for key, value in found.items():
+                if key[1:] in counts or key in (("nan",), ("min_samples",)):
+                    _check_count(value, stage, key)
             counted = torch.tensor(confusion, dtype=torch.int64)
             others = int(found.get(("nan",), 0)), int(found.get(("min_samples",), 1))
             return Audit(counted, tuple(labels), tuple(groups), only, *others)
     return None
+
+
+def _check_count(value: float, stage: str, key: _Key) -> None:
+    monitor, _, place = stage.rpartition("/")
+    if not (0 <= value <= 2**53 and value == int(value)):
+        name = log_name(monitor_prefix(monitor or None), place, *key)
+        raise ValueError(f"Expected {name} to be a count of samples but got {value:g}: the log is damaged.")
 
 
 def _of_stage(row: _Row, stage: str) -> _Row:

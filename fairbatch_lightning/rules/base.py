@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning.cells.index import GroupIndex, natural_shares
 from fairbatch_lightning.measure.per_sample import cross_entropy
 from fairbatch_lightning.rules.criteria import Compare, Criterion, row_gaps
@@ -70,7 +71,7 @@ class RuleState:
     Args:
         shares: The `(Y, Z)` shares as of now, every row summing to 1.
         updates: How many updates there have been.
-        memory: Whatever else a rule remembers, by name.
+        memory: Whatever else a rule remembers, by name; what it begins with keeps its shape.
     """
 
     shares: Tensor
@@ -85,14 +86,22 @@ class RuleState:
         """Return the state as plain numbers and tensors, for checkpoints."""
         return {"shares": self.shares.clone(), "updates": self.updates, "memory": dict(self.memory)}
 
-    def load(self, state: Mapping[str, Any]) -> RuleState:
+    def load(self, state: Mapping[str, Any] | Saved) -> RuleState:
         """Return the state that was saved, perhaps by another rule, if it is for the cells that this one is for."""
-        if state["shares"].shape != self.shares.shape:
-            raise ValueError(
-                f"Expected saved shares of shape {tuple(self.shares.shape)} (labels, groups) but got"
-                f" {tuple(state['shares'].shape)}: the training data has other labels or groups than when it was saved."
-            )
-        return RuleState(state["shares"].clone(), int(state["updates"]), {**self.memory, **state["memory"]})
+        saved = Saved.of(state)
+        entries = saved["memory"].entries()
+        if set(entries) & set(self.memory):  # of a rule like this one
+            entries |= {name: saved["memory"][name] for name in self.memory}
+        memory = {name: _remembered(one, self.memory.get(name)) for name, one in entries.items()}
+        shares = saved["shares"].tensor(*self.shares.shape, finite=True, least=0)
+        return RuleState(shares, saved["updates"].integer(), {**self.memory, **memory})
+
+
+def _remembered(saved: Saved, at_first: Tensor | None) -> Tensor:
+    """Return what a rule remembers: like what it began with, if it had that from the beginning."""
+    if at_first is None:
+        return saved.tensor(*getattr(saved.value, "shape", ()))
+    return saved.tensor(*at_first.shape, finite=bool(at_first.isfinite().all()))
 
 
 def check_tolerance(tolerance: object) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from fairbatch_lightning._support.saved import Saved
+
 
 @dataclass(frozen=True)
 class UpdateRecord:
@@ -35,6 +37,16 @@ class UpdateRecord:
     def gap_max(self) -> float:
         """The largest gap, NaN if there is none."""
         return max((gap for gap in self.gaps.tolist() if not math.isnan(gap)), default=math.nan)
+
+    @classmethod
+    def load(cls, state: dict[str, Any] | Saved, shape: tuple[int, int]) -> UpdateRecord:
+        """Return the record of an update of `(Y, Z)` cells that was saved."""
+        saved = Saved.of(state)
+        of_cells = {name: saved[name].tensor(*shape) for name in ("losses", "shares_before", "shares_after")}
+        gaps, unit = saved["gaps"].tensor(shape[0]), saved["unit"].text()
+        if unit not in ("error", "loss"):
+            raise saved["unit"].wrong('"error" or "loss"')
+        return cls(saved["epoch"].integer(), saved["step"].integer(), gaps=gaps, unit=unit, **of_cells)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the record as plain numbers and tensors, for checkpoints."""

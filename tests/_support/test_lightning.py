@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import CombinedLoader
 from pytorch_lightning.utilities import CombinedLoader as OtherCombinedLoader
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from fairbatch_lightning._support import lightning as private
 
@@ -253,3 +253,20 @@ class TestShadowed:
             assert module.probe is other
             assert "probe" not in dict(module.named_modules())
         assert not hasattr(module, "probe")
+
+
+def test_a_refused_loader_leaves_nothing_patched():
+    """Lightning patches DataLoader while it asks for one, and forgets to undo it if that fails."""
+    patched = [cls.__init__ for cls in (DataLoader, BatchSampler)]
+
+    def refuse(given):
+        raise ValueError("not this one")
+
+    class Refusing(pl.Callback):
+        def setup(self, trainer, pl_module, stage):
+            private.replace_train_loader(trainer, refuse)
+
+    with pytest.raises(ValueError, match="not this one"):
+        trainer(Refusing()).fit(ToyModule(), loader())
+    assert [cls.__init__ for cls in (DataLoader, BatchSampler)] == patched
+    assert not any(name.startswith("__old") for name in vars(DataLoader))

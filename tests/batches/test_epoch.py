@@ -9,9 +9,17 @@ from cell_data import SIZES, data, random_shares, some_weights, weighted_data
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch.utils.data import DataLoader
 
 from fairbatch_lightning import FairSampler, GroupIndex
+from fairbatch_lightning._support.saved import Saved
+from fairbatch_lightning.batches.delivery import FairBatchSampler, with_batches
 from fairbatch_lightning.batches.epoch import Pass, Plan, check_shares, check_weights
+
+
+def from_state(state):
+    """Return a pass over three samples of one cell."""
+    return Pass.from_state(Saved({**state, "num_batches": 5}), GroupIndex.from_values([0, 0, 0], [0, 0, 0]))
 
 
 class TestPass:
@@ -37,7 +45,7 @@ class TestPass:
         shares, weights = torch.ones(1, 1), np.ones(3)
         current = Pass(2, [Plan(0, shares, weights)], next_batch=1)
         state = current.state_dict(None)
-        again = Pass.from_state(state)
+        again = from_state(state)
         shares.zero_()
         weights[:] = 0
         state["schedule"][0][1].zero_()
@@ -52,7 +60,7 @@ class TestPass:
     def test_a_state_without_weights_is_read(self):
         state = Pass(0, [Plan(0, torch.ones(1, 1))]).state_dict(None)
         del state["weights"]
-        assert Pass.from_state(state).plan(0).weights is None
+        assert from_state(state).plan(0).weights is None
 
 
 def test_new_shares_hold_from_the_next_batch_on():
@@ -188,6 +196,26 @@ class TestWeights:
             next(stream)
         kept = [weights is not None for weights in sampler.state_dict(8)["weights"]]
         assert kept == [False] * 8 + [True] * 2
+
+    @pytest.mark.parametrize(("num_workers", "most"), [(0, 1), pytest.param(2, 5, marks=pytest.mark.slow)])
+    def test_weights_that_only_trained_batches_were_drawn_by_are_forgotten(self, num_workers, most):
+        """Or memory would grow with every update within an epoch; and a state still continues the stream."""
+        labels, groups = weighted_data()
+        batches = FairBatchSampler(sampler := FairSampler(labels, groups, 20))
+        loader = with_batches(DataLoader(range(600), 20, num_workers=num_workers), batches)
+        trained = []
+        for number, batch in enumerate(loader):
+            trained.append(batch.tolist())
+            batches.take()
+            sampler.weights = some_weights(600, seed=number)
+            assert sum(plan.weights is not None for plan in sampler._pass.plans) <= most
+            state = sampler.state_dict(number + 1)
+            if number == 19:
+                resumed = FairSampler(labels, groups, 20)
+                resumed.load_state_dict(state)
+                drawn = sampler._pass.next_batch  # one more is drawn by the same weights
+        assert len(trained) == 30
+        assert list(itertools.islice(resumed.batches(), drawn + 1 - 20)) == trained[20 : drawn + 1]
 
     @pytest.mark.parametrize(
         ("weights", "message"),

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from cell_data import SIZES, batches, data, random_shares, some_weights, weighted_data
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from fairbatch_lightning import FairSampler, GroupIndex
@@ -136,6 +138,26 @@ def test_an_epoch_is_as_long_as_that_of_torchs_own_sampler(samples, processes, d
     labels = torch.arange(samples) % 2
     ours = FairSampler(labels, labels, 20 // processes, num_replicas=processes, rank=0, drop_last=drop_last)
     assert ours.num_batches == len(theirs)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.integers(1, 7), st.integers(1, 5), st.booleans())
+def test_processes_are_one_with_larger_batches(samples, batch_size, processes, drop_last):
+    """But if a few samples are missing for a batch that would be dropped: torch's own sampler repeats some there."""
+    index = GroupIndex.from_values(torch.arange(samples) % 2, torch.arange(samples) % 3)
+    together = batch_size * processes
+    missing = -samples % together
+    assume(samples >= together or not drop_last)
+    one = FairSampler.from_index(index, together, num_replicas=1, rank=0, drop_last=drop_last)
+    ranks = [
+        FairSampler.from_index(index, batch_size, num_replicas=processes, rank=rank, drop_last=drop_last)
+        for rank in range(processes)
+    ]
+    longer = drop_last and 0 < missing < processes
+    assert {rank.num_batches - one.num_batches for rank in ranks} == {int(longer)}
+    if not longer:
+        streams = [batches(rank) for rank in ranks]
+        assert torch.equal(torch.stack(streams, 2).view(one.num_batches, -1), batches(one))
 
 
 def test_an_epoch_of_another_length():

@@ -176,3 +176,10 @@ def test_which_samplers_a_loader_makes_by_itself():
     assert all(is_ordinary(one) for one in (loader().sampler, loader().batch_sampler, DataLoader(Toy()).sampler))
     mine = type("RandomSampler", (RandomSampler,), {"__module__": "mine"})(Toy())
     assert not any(is_ordinary(one) for one in (mine, SubsetRandomSampler([0]), DistributedSampler(Toy(), 1, 0), None))
+
+
+def test_a_loader_is_found_as_a_file_or_a_command_line_has_it():
+    """Where "1" may have become 1, or the other way round."""
+    own = loader()
+    assert TrainLoader.find({"0": loader(), "1": own}, 1).loader is own
+    assert TrainLoader.find([loader(), own], "1").loader is own

@@ -143,3 +143,9 @@ def test_millions_of_samples(num_labels, num_groups, offset):
     assert np.array_equal(index.order, np.argsort(expected, kind="stable"))
     assert np.array_equal(index.counts.flatten(), np.bincount(expected))
     assert np.array_equal(index.edges, np.concatenate([[0], np.cumsum(np.bincount(expected))]))
+
+
+@pytest.mark.parametrize(("labels", "label", "row"), [(["0", "1"], 1, 1), ([0, 1], "1", 1), ([-1, 1], "-1", 0)])
+def test_a_label_is_found_as_a_file_or_a_command_line_has_it(labels, label, row):
+    """Where "1" may have become 1, or the other way round."""
+    assert GroupIndex.from_values(labels, ["a", "b"]).row_of(label) == row

@@ -270,3 +270,102 @@ def test_what_can_be_found_in_any_dataset_is_taken(source):
 def test_values_where_there_has_group_datasets_are_refused(source):
     with pytest.raises(ValueError, match=r"`groups` of FairnessMonitor to be the name .* but got values: \w+ of 8"):
         check_findable("groups", source, "FairnessMonitor")
+
+
+# ---- several values per sample, and what a dataset has --------------------------------------------------------------
+
+
+class Attributes(Dataset):
+    """As torchvision's CelebA: many attributes of every sample, and images that are slow to decode."""
+
+    names = ("Smiling", "Male", "Young", *(f"Other_{number}" for number in range(37)))
+
+    def __init__(self, number=8, label=None):
+        self.attr = torch.arange(number * 40).reshape(number, 40) % 2
+        self.attr_names, self.reads = [*self.names, ""], 0
+        self.identity = list(range(number))
+        self.label = label
+
+    def __len__(self):
+        return len(self.attr)
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return torch.zeros(3), self.attr[index]
+
+
+def refusal(dataset, **arguments):
+    with pytest.raises(ValueError, match=r"Expected|Found") as error:
+        GroupIndex.from_dataset(dataset, **arguments)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("where", ["samples", "attribute", "part"])
+def test_several_values_per_sample_are_refused_after_one_look(where):
+    dataset = Attributes()
+    if where == "attribute":
+        dataset.targets = dataset.attr
+    message = refusal(Subset(dataset, [0, 1, 2]) if where == "part" else dataset, groups="Male")
+    assert dataset.reads <= 1
+    assert "`labels` to hold one value per sample" in message
+    assert "(40,)" in message or "(8, 40)" in message
+    assert "labels='Smiling'" in message
+    assert all(f"'{name}'" in message for name in ("Smiling", "Male", "identity"))
+    assert "lambda data: data." in message
+    found = GroupIndex.from_dataset(dataset, labels="Smiling", groups=lambda data: data.attr[:, 1])
+    assert len(found) == 8
+
+
+def test_several_values_per_sample_where_there_is_nothing_else():
+    dataset = TensorDataset(torch.zeros(8, 3), torch.zeros(8, 40), torch.zeros(8, 1))
+    message = refusal(dataset)
+    assert "`labels` to hold one value per sample but got an array of shape (8, 40)" in message
+    assert "labels=lambda data: data.tensors[1][:, 0]" in message
+
+
+def test_a_name_that_a_dataset_does_not_have():
+    """What it has is listed, the most similar name first."""
+    dataset = Faces()
+    dataset.frame = pd.DataFrame({"ethnicity": RACES, "age": GENDERS})
+    dataset.__class__ = type("Labelled", (Faces,), {"__getitem__": lambda self, index: (None, self.targets[index])})
+    for given in (dataset, Subset(dataset, [0, 1]), ConcatDataset([dataset, dataset])):
+        message = refusal(given, groups="etnicity")
+        assert "Found no groups in Labelled: it has no attribute, column or sample entry 'etnicity'" in message
+        assert "Did you mean groups='ethnicity'? It has 'ethnicity', 'age', 'gender', 'race', 'targets'." in message
+
+
+def test_a_function_that_works_on_the_parts_of_a_concatenation():
+    both = ConcatDataset([Faces(), Subset(Faces(), [2, 0])])
+    for source in (lambda data: data.race, lambda data: list(data.race)):
+        assert named_cells(GroupIndex.from_dataset(both, groups=source)) == [*EXPECTED, EXPECTED[2], EXPECTED[0]]
+    with pytest.raises(AttributeError, match="ethnicity"):
+        GroupIndex.from_dataset(both, groups=lambda data: data.ethnicity)
+
+
+def test_through_a_wrapper_that_holds_a_subset():
+    class Transformed(Dataset):
+        def __init__(self, subset):
+            self.subset = subset
+
+        def __len__(self):
+            return len(self.subset)
+
+        def __getitem__(self, index):
+            raise AssertionError("a sample was read")
+
+    wrapped = Transformed(Subset(Faces(), [6, 0]))
+    for source in ("race", RACES, lambda data: data.race):
+        assert named_cells(GroupIndex.from_dataset(wrapped, groups=source)) == [EXPECTED[6], EXPECTED[0]]
+    assert are_values_of(RACES, wrapped)
+
+
+def test_a_position_as_a_text():
+    """As a command line has it; a column of that name comes first."""
+    dataset = TensorDataset(torch.zeros(8, 3), torch.tensor(LABELS), torch.tensor(GENDERS))
+    assert GroupIndex.from_dataset(dataset, labels="2", groups="1").counts.tolist() == [[1, 3], [2, 2]]
+    with pytest.warns(FairBatchWarning, match="Reading all 8 samples"):
+        index = GroupIndex.from_dataset(Samples(lambda x, y, z: (x, y, z)), "1", "2")
+    assert named_cells(index) == EXPECTED
+    named = Faces()
+    named.frame = pd.DataFrame({"2": RACES})
+    assert named_cells(GroupIndex.from_dataset(named, groups="2")) == EXPECTED

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -81,6 +82,23 @@ def test_training_commands_that_cannot_work_are_refused(tmp_path, capsys):
         sweep(train, "theirs", [0.0], 1, "equalized_odds", tmp_path / "silent")
     with pytest.raises(ValueError, match="at least one seed but got 0"):
         sweep(train, "ours", [0.0], 0, "equalized_odds", tmp_path / "silent")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("no-such-program {tolerance} {log}", "could not be started: .*no-such-program"),
+        ("/tmp {tolerance} {log}", "could not be started: .*Permission denied"),
+        ("python -c 'open {tolerance} {log}", "No closing quotation"),
+        ("python train.py", "to have {tolerance} and {log} in it"),
+    ],
+)
+def test_commands_that_cannot_be_run_end_in_one_line(command, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["tradeoff", command, "--output", str(tmp_path)])
+    assert stopped.value.code == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert re.search(f"^fairbatch tradeoff: .*{message}", line)
 
 
 def test_braces_in_a_command_are_left_alone(tmp_path):

@@ -129,7 +129,11 @@ def one_group_of_positives():
             "`groups` to have one value for each of the 240 samples of .* but got 100",
         ),
         (loader, {"groups": np.linspace(0, 1, 240)}, "`groups` to be categories .* numbers such as 0.00"),
-        (loader, {"groups": "ethnicity"}, "Found no groups in Toy: .* 'ethnicity'. Pass `groups` as the name"),
+        (
+            loader,
+            {"groups": "ethnicity"},
+            "Found no groups in Toy: .* 'ethnicity'. It has 'group', .*. Pass `groups` as the name",
+        ),
         (loader, {"groups": [0] * 240}, "at least two groups to compare, .* Check the arguments `groups`"),
         (
             loader,

@@ -1,5 +1,6 @@
 """Importance sampling in whole runs: what is drawn of a cell changes, how much of it does not."""
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -60,6 +61,18 @@ class TestTraining:
         trainer(fairbatch, max_epochs=4).fit(module, loader(Toy()))
         assert calls.count(True) == 48
         assert 0 < calls.count(False) == sum(not training for training in calls[24:30])
+
+    def test_weights_of_earlier_updates_are_not_kept(self):
+        kept = []
+
+        class Count(L.Callback):
+            def on_train_batch_end(self, trainer, *args):
+                current = trainer.callbacks[0]._batches.sampler._pass
+                kept.append(sum(plan.weights is not None for plan in current.plans))
+
+        run = trainer(FairBatch(groups="group", importance="loss", update_every=1), Count(), max_epochs=2)
+        run.fit(ToyModule(), loader())
+        assert set(kept[1:]) == {1}  # those of the next batch
 
     @pytest.mark.parametrize("update_every", ["epoch", 5])
     @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])

@@ -108,7 +108,7 @@ def test_counts_are_those_of_an_evaluation_by_hand(module, options):
     right = expected.diagonal(dim1=1, dim2=2) / expected.sum(2)
     assert float(logged["fairness/val/worst_cell_accuracy"]) == pytest.approx(float(right.min()))
     for group, accuracy in zip(GROUPS, d.group_accuracy(expected), strict=True):
-        assert float(logged[f"fairness/val/accuracy/{group}"]) == pytest.approx(float(accuracy))
+        assert float(logged[f"fairness/val/group_accuracy/{group}"]) == pytest.approx(float(accuracy))
     ratio = d.demographic_parity_disparity(expected, 1 if labels == 2 else None, "ratio")
     assert float(logged["fairness/val/demographic_parity_ratio"]) == pytest.approx(float(ratio))
 
@@ -137,7 +137,7 @@ def test_names_do_not_depend_on_the_data():
             run.fit(Evaluated(), loader(), held_out(data))
         assert set(run.callback_metrics) >= NAMES
         rest = set(run.callback_metrics) - NAMES - {"train_loss"}
-        assert all(name.startswith("fairness/val/accuracy/") for name in rest)
+        assert all(name.startswith("fairness/val/group_accuracy/") for name in rest)
 
 
 def test_test_and_validate_on_their_own():

@@ -51,7 +51,12 @@ def test_counts_go_to_the_csv_log_only(tmp_path):
     tags = board.Tags()
     assert "fairness/val/equalized_odds" in tags["scalars"]
     assert not [tag for tag in tags["scalars"] if "count" in tag]
-    assert set(tags["images"]) == {"fairbatch", "fairness/val", "fairness/val/confusion", "fairness/test/confusion"}
+    assert set(tags["images"]) == {
+        "fairbatch/curves",
+        "fairness/val/curves",
+        "fairness/val/confusion",
+        "fairness/test/confusion",
+    }
 
 
 def test_counts_of_very_many_labels_are_not_logged(tmp_path):
@@ -148,7 +153,7 @@ def test_two_monitors_of_two_attributes(tmp_path):
     run.fit(Evaluated(), loader(), held_out(data))
     logged = run.callback_metrics
     assert float(logged["fairness/val/accuracy"]) == float(logged["fairness_half/val/accuracy"])
-    assert "fairness_half/val/accuracy/1" in logged
+    assert "fairness_half/val/group_accuracy/1" in logged
     run.save_checkpoint(tmp_path / "a.ckpt")
     resumed = FairnessMonitor(groups="half", name="half"), FairnessMonitor(groups="group")
     resume(trainer(*resumed, max_epochs=2), Evaluated(), loader(), tmp_path / "a.ckpt", held_out(data))

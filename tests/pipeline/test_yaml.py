@@ -28,6 +28,16 @@ from fairbatch_lightning import (
     ValidationEstimate,
     WorstCase,
 )
+from fairbatch_lightning.callbacks.base import ChangesBatches
+from fairbatch_lightning.callbacks.baselines import (
+    AdversarialDebiasing,
+    Boosting,
+    Cutting,
+    FairnessConstraints,
+    GroupDRO,
+    Resampling,
+    Reweighing,
+)
 
 QUIET = {
     "max_epochs": 2,
@@ -52,7 +62,12 @@ FAIRBATCH = [  # an argument, what the file says, and what Python says
     ("groups", ["race", "gender"], ["race", "gender"]),
     ("groups", {"race": "skin", "gender": 3}, {"race": "skin", "gender": 3}),
     ("groups", 2, 2),
+    ("groups", "2", "2"),
+    ("groups", "true", "true"),
+    ("groups", ["1", 2], ["1", 2]),
     ("labels", "targets", "targets"),
+    ("criterion", made("DemographicParity", positive_label="true"), DemographicParity("true")),
+    ("logits", "0", "0"),
     ("rule", made("SignedSteps", alpha=0.05), SignedSteps(0.05)),
     (
         "rule",
@@ -89,11 +104,49 @@ MONITOR = [
     ("stages", ["test"], ["test"]),
     ("positive_label", "hired", "hired"),
     ("positive_label", 1, 1),
+    ("groups", "2", "2"),
+    ("name", "2", "2"),
     ("logits", "net", "net"),
     ("threshold", 0.5, 0.5),
     ("min_samples", 20, 20),
     ("name", "gender", "gender"),
 ]
+
+
+SHARED = [  # of all baselines
+    ("groups", "race", "race"),
+    ("groups", ["race", "gender"], ["race", "gender"]),
+    ("groups", {"race": "skin", "gender": 3}, {"race": "skin", "gender": 3}),
+    ("groups", 2, 2),
+    ("labels", "targets", "targets"),
+    ("loader", "labelled", "labelled"),
+    ("loader", 1, 1),
+    ("seed", 3, 3),
+]
+OF_CRITERION = [
+    ("criterion", "demographic_parity", DemographicParity()),
+    ("criterion", made("EqualOpportunity", positive_label="hired"), EqualOpportunity("hired")),
+]
+OF_LOSS = [
+    ("loss", "torch.nn.functional.mse_loss", functional.mse_loss),
+    ("logits", "net", "net"),
+]
+BASELINES = {
+    Cutting: [*SHARED, *OF_CRITERION, ("across_labels", True, True)],
+    Boosting: [*SHARED, *OF_CRITERION, ("across_labels", True, True)],
+    Resampling: SHARED,
+    Reweighing: [*SHARED, *OF_LOSS],
+    GroupDRO: [*SHARED, *OF_LOSS, ("step_size", 0.5, 0.5), ("step_size", 1, 1)],
+    FairnessConstraints: [*SHARED, *OF_CRITERION, *OF_LOSS, ("weight", 3, 3)],
+    AdversarialDebiasing: [
+        *SHARED,
+        *OF_CRITERION,
+        *OF_LOSS,
+        ("weight", 0.5, 0.5),
+        ("lr", 0.01, 0.01),
+        ("hidden", 8, 8),
+    ],
+}
 
 
 class Validated(ToyModule):
@@ -151,10 +204,42 @@ def test_arguments_of_the_monitor(argument, in_file, in_python, tmp_path):
     assert found == parts(expected) != parts(plain)
 
 
+def saved(from_file, folder):
+    """Return the file that LightningCLI saves of what it was told."""
+    again = folder / "saved.yaml"
+    again.write_text(from_file.parser.dump(from_file.config, skip_none=False))
+    return again
+
+
+ALL = [
+    *((FairBatch, "FairBatch", *case) for case in FAIRBATCH),
+    *((FairnessMonitor, "FairnessMonitor", *case) for case in MONITOR),
+    *((kind, f"callbacks.baselines.{kind.__name__}", *case) for kind, cases in BASELINES.items() for case in cases),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "argument", "in_file", "in_python"), ALL)
+def test_what_the_cli_saves_says_the_same(kind, name, argument, in_file, in_python, tmp_path):
+    first = cli(tmp_path / "config.yaml", made(name, **{argument: in_file}))
+    again = cli(saved(first, tmp_path))
+    found, expected = (callback_of(run.trainer, kind) for run in (again, first))
+    assert parts(found) == parts(expected)
+    if issubclass(kind, ChangesBatches):
+        assert parts(found) == parts(kind(**{argument: in_python})) != parts(kind())
+
+
 def test_none_is_left_out():
     """Arguments of the callbacks, and of all objects that FairBatch is made of."""
     for kind, cases in ((FairBatch, FAIRBATCH), (FairnessMonitor, MONITOR)):
         assert {argument for argument, _, _ in cases} == set(inspect.signature(kind).parameters)
+    for kind, cases in BASELINES.items():
+        own = {
+            name
+            for base in kind.__mro__
+            if base.__module__.startswith("fairbatch_lightning") and "__init__" in vars(base)
+            for name in inspect.signature(base).parameters
+        } - {"arguments"}
+        assert {argument for argument, _, _ in cases} == own
     objects = [(in_file, type(in_python)) for _, in_file, in_python in FAIRBATCH if "class_path" in str(in_file)]
     kinds = EqualizedOdds, EqualOpportunity, DemographicParity, SignedSteps, WorstCase, LossRank
     kinds += OnlineEstimate, SampledEstimate, ExactEstimate, ValidationEstimate

@@ -49,7 +49,7 @@ def test_names_of_an_audit():
     assert set(record_values(record, monitor_prefix("race"))) == {
         "fairness_race/val/accuracy",
         "fairness_race/val/equalized_odds",
-        "fairness_race/val/accuracy/all",
+        "fairness_race/val/group_accuracy/all",
     }
     assert count_values(audit, record, monitor_prefix(None)) == {
         "epoch": 7,

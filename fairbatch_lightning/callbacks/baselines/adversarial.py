@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional
 from fairbatch_lightning._support.checks import check_number
 from fairbatch_lightning._support.processes import world_size, world_sum
 from fairbatch_lightning._support.rng import preserved_rng
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning.callbacks.base import LoadedData
 from fairbatch_lightning.callbacks.baselines.base import ForCriterion
 from fairbatch_lightning.callbacks.baselines.loss_changing import LossChanging
@@ -61,7 +63,7 @@ class AdversarialDebiasing(ForCriterion, LossChanging):
         """The network that guesses the group; None before the first batch."""
         self._optimizer: torch.optim.Optimizer | None = None
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
-        self._earlier: dict[str, Any] | None = None
+        self._earlier: tuple[nn.Sequential, torch.optim.Optimizer] | None = None
 
     def start(self, data: LoadedData) -> None:
         """Begin with a new adversary, once the number of logits is known."""
@@ -111,21 +113,44 @@ class AdversarialDebiasing(ForCriterion, LossChanging):
         return output, groups
 
     def _new_adversary(self, seen: Tensor) -> None:
+        if self._earlier is not None and self._earlier[0][0].in_features != seen.shape[1]:
+            raise ValueError(
+                "Expected the adversary in the checkpoint to be for a model with as many outputs: it sees"
+                f" {self._earlier[0][0].in_features} numbers of a sample, and now {seen.shape[1]}. Start without it."
+            )
+        self.adversary, self._optimizer = self._earlier or self._network(seen.shape[1])
+        self._earlier = None
+        self.adversary.to(seen)
+        for remembered in self._optimizer.state.values():
+            remembered.update({name: value.to(seen) for name, value in remembered.items() if name != "step"})
+
+    def _network(self, features: int) -> tuple[nn.Sequential, torch.optim.Optimizer]:
         with preserved_rng(self._seed):
-            layers = nn.Linear(seen.shape[1], self._hidden), nn.ReLU(), nn.Linear(self._hidden, self._shape[1])
-        self.adversary = nn.Sequential(*layers).to(seen)
-        self._optimizer = torch.optim.Adam(self.adversary.parameters(), self._lr)
-        if self._earlier is not None:
-            self.adversary.load_state_dict(self._earlier["weights"])
-            self._optimizer.load_state_dict(self._earlier["optimizer"])
-            self._earlier = None
+            layers = nn.Linear(features, self._hidden), nn.ReLU(), nn.Linear(self._hidden, self._shape[1])
+        adversary = nn.Sequential(*layers)
+        return adversary, torch.optim.Adam(adversary.parameters(), self._lr)
 
     def learnt(self, *, alone: bool) -> dict[str, Any]:
         """Return the adversary."""
-        if self.adversary is None or self._optimizer is None:
+        adversary, optimizer = self._earlier or (self.adversary, self._optimizer)
+        if adversary is None or optimizer is None:
             return {}
-        return {"weights": self.adversary.state_dict(), "optimizer": self._optimizer.state_dict()}
+        return {"weights": adversary.state_dict(), "optimizer": optimizer.state_dict()}
 
     def go_on_from(self, learnt: dict[str, Any]) -> None:
         """Go on with the adversary of a checkpoint."""
-        self._earlier = learnt or None
+        if not learnt:  # there was no batch yet
+            return
+        saved = Saved(learnt, "learnt")
+        features = saved["weights"]["0.weight"].tensor(self._hidden, None).shape[1]
+        adversary, optimizer = self._earlier = self._network(features)
+        for name, weights in adversary.state_dict().items():
+            weights.copy_(saved["weights"][name].tensor(*weights.shape, finite=True))
+        remembered = saved["optimizer"]["state"]
+        for number, parameter in enumerate(adversary.parameters()):
+            shapes = {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+            one = remembered[number]
+            optimizer.state[parameter] = {
+                name: one[name].tensor(*shape, finite=True, least=-math.inf if name == "exp_avg" else 0)
+                for name, shape in shapes.items()
+            }

@@ -70,7 +70,7 @@ class FairnessConstraints(ForCriterion, LossChanging):
         """Know what the decisions are about: the positive label, or each sample's own."""
         super().start(data)
         index, one = data.index, self.only_row(data.index)
-        self._decision = SampleLoss(index, self._loss, self.criterion.target(index))
+        self._decision = SampleLoss(index, self._loss, self.criterion.target(index), self._classes)
         self._compared = range(index.shape[0]) if one is None else [one]
         self._num_groups = index.shape[1]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from fairbatch_lightning._support.checks import check_number
 from fairbatch_lightning._support.lightning import processes_of
 from fairbatch_lightning._support.processes import world_size, world_sum
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning.callbacks.base import LoadedData
 from fairbatch_lightning.callbacks.baselines.loss_changing import LossChanging
 
@@ -44,6 +45,7 @@ class GroupDRO(LossChanging):
         present = (counts > 0).float()
         self.weights = present / present.sum()
         expected = counts.flatten() * batch_size / len(data.index)
+        self._shape = data.index.shape
         self._probability = expected.clamp(min=1e-12, max=1)  # a batch has the expected number, rounded up or down
 
     def loss_term(self, logits: Tensor, losses: Tensor, cells: Tensor) -> Tensor:
@@ -63,4 +65,7 @@ class GroupDRO(LossChanging):
 
     def go_on_from(self, learnt: dict[str, Any]) -> None:
         """Go on from the weights of a checkpoint."""
-        self.weights = learnt["weights"].clone()
+        saved = Saved(learnt, "learnt")["weights"]
+        self.weights = saved.tensor(*self._shape, finite=True, least=0)
+        if not self.weights.any():
+            raise saved.wrong("weights that are not all 0")

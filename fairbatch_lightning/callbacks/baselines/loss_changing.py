@@ -12,7 +12,10 @@ from torch import Tensor
 
 from fairbatch_lightning._support.devices import to_device
 from fairbatch_lightning._support.lightning import shadowed
+from fairbatch_lightning.batches.train_loader import TrainLoader
 from fairbatch_lightning.callbacks.base import ChangesBatches, LoadedData
+from fairbatch_lightning.cells.classes import ClassNumbers
+from fairbatch_lightning.measure.evidence import Evidence
 from fairbatch_lightning.measure.logits import LogitsReader
 from fairbatch_lightning.measure.per_sample import PerSampleLoss, SampleLoss, resolve_loss
 
@@ -32,9 +35,21 @@ class LossChanging(ChangesBatches):
 
     def __init__(self, *, loss: PerSampleLoss | None = None, logits: str | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
+        if isinstance(loss, str):
+            raise ValueError(
+                f"Expected argument `loss` of {type(self).__name__} to be None or a function (logits, labels) -> values"
+                f" that can be differentiated but got {loss!r}."
+            )
         self._loss, self._logits = resolve_loss(loss), logits
         self._reader = LogitsReader(type(self).__name__, logits)
         self._in_training_batch = False
+        self._module: LightningModule | None = None
+        self._given: TrainLoader | None = None
+        self._evidence: Evidence | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the module and the data."""
+        return {**super().__getstate__(), "_module": None, "_given": None, "_evidence": None}
 
     def loss_term(self, logits: Tensor, losses: Tensor, cells: Tensor) -> Tensor:
         """Return what is added to the loss of a batch.
@@ -66,13 +81,17 @@ class LossChanging(ChangesBatches):
         self._cleanup.enter_context(shadowed(module, training_step=fair_step))
 
     def start(self, data: LoadedData) -> None:
-        """Know the samples' losses."""
+        """Know the samples' losses, once batches tell which classes labels are."""
         self._reader.attach(data.module)
-        self._sample_loss = SampleLoss(data.index, self._loss, None)
+        self._classes = ClassNumbers()
+        self.reload(data)
 
     def reload(self, data: LoadedData) -> None:
         """Know the losses of other samples."""
-        self._sample_loss = SampleLoss(data.index, self._loss, None)
+        self._sample_loss = SampleLoss(data.index, self._loss, None, self._classes)
+        who, loader = type(self).__name__, data.loader.loader
+        self._evidence = Evidence(who, data.index, self._labels, self._groups, self._classes, loader)
+        self._module, self._given = data.module, data.loader
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Get ready: other calls of `training_step`, such as in validation, are not for training."""
@@ -94,12 +113,17 @@ class LossChanging(ChangesBatches):
         """Run the module's `training_step`, and add to the loss that it returns."""
         if not self._in_training_batch or self._batches is None:
             return step(*args, **kwargs)
+        if self._module is None or self._given is None or self._evidence is None:
+            raise RuntimeError("Expected a fit to be going on, but there is none.")
         self._reader.expect(self._batches.batch_size, keep_graph=True)
-        output = step(*args, **kwargs)
+        with self._evidence.watching(self._module, self._batches.batch_size) as watched:
+            output = step(*args, **kwargs)
         batch = self._batches.delivered()
         if output is None or batch is None:
             return output
         logits = self._reader.require(output, len(batch.samples))
+        given = self._given.unwrap(next(iter([*args, *kwargs.values()])))
+        self._evidence.check_step(watched, logits, given, batch.cells)
         cells = to_device(torch.from_numpy(batch.cells.astype(np.int64)), logits.device)
         losses = self._sample_loss(logits, cells)
         if not losses.requires_grad:

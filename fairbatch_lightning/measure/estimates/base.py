@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fairbatch_lightning._support.devices import most_precise, to_device
 from fairbatch_lightning._support.lightning import has_compiled_parts, is_compiled
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning.batches.train_loader import TrainLoader
 from fairbatch_lightning.cells.classes import ClassNumbers
 from fairbatch_lightning.cells.index import GroupIndex
@@ -37,6 +38,12 @@ class CellLosses(NamedTuple):
         with metric.sync_context():
             counts = metric.counts.cpu()
             return cls(metric.sums.cpu().double() / counts, counts.clone())
+
+    @classmethod
+    def load(cls, saved: Saved, shape: tuple[int, int]) -> CellLosses:
+        """Return a measurement of `(Y, Z)` cells from a checkpoint."""
+        means, counts = saved.several(2)
+        return cls(means.tensor(*shape), counts.tensor(*shape, finite=True, least=0))
 
     def together_with(self, earlier: CellLosses, kept: float) -> CellLosses:
         """Return what this measurement and an earlier one say, of whose samples only a part is `kept`.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairbatch_lightning._support.checks import check_at_least
 from fairbatch_lightning._support.devices import to_device
+from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun, on_modules_device
 from fairbatch_lightning.measure.estimates.silent_pass import SilentPass
@@ -101,11 +102,13 @@ class OnlineEstimate(Estimate):
     def load_state_dict(self, run: TrainingRun, state: dict[str, Any]) -> None:
         """Go on from what each process had seen; with another number of processes the first goes on from all."""
         self.start(run)
-        if "num_batches" not in state:
+        if not {"num_batches", "sums", "counts"} & set(state):  # of another estimate
             return
-        self._batches.restart(state["num_batches"])
-        for name in ("sums", "counts"):
-            values = state[name]
+        saved = Saved(state, "estimate")
+        self._batches.restart(saved["num_batches"].integer())
+        counts = saved["counts"].tensor(None, *run.index.shape, whole=True, least=0)
+        seen = {"counts": counts, "sums": saved["sums"].tensor(*counts.shape)}
+        for name, values in seen.items():
             if len(values) == run.num_replicas:
                 getattr(self._seen, name).copy_(values[run.rank])
             elif run.rank == 0:

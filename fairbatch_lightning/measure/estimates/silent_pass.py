@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 from torchmetrics import Metric
 
 from fairbatch_lightning._support.checks import check_at_least
+from fairbatch_lightning._support.interrupts import interrupts_held
 from fairbatch_lightning._support.lightning import (
     shadowed,
     shards_weights,
@@ -57,7 +58,13 @@ class SilentPass:
 
     def measure(self, run: TrainingRun, samples: Samples, seed: int) -> CellLosses:
         """Return the losses of the cells over these samples (indices into the dataset)."""
-        with preserved_rng(seed), evaluating(run.module, keep_metrics=needs_whole_step(run)), torch.no_grad():
+        with (
+            interrupts_held() as interrupts,
+            preserved_rng(seed),
+            evaluating(run.module, keep_metrics=needs_whole_step(run)),
+            torch.no_grad(),
+            interrupts.let_through(),
+        ):
             try:
                 metric = self._measure(run, samples, seed)
             except RuntimeError as error:
@@ -185,18 +192,19 @@ def check_can_evaluate(run: TrainingRun) -> None:
 def evaluating(module: LightningModule, *, keep_metrics: bool) -> Iterator[None]:
     """Put a module into evaluation mode for a while, with its logging off.
 
-    Modes, buffers, gradients and what `toggle_optimizer` changes are restored.
+    Modes, buffers, gradients and what `toggle_optimizer` changes are restored; also if an error comes, but an interrupt
+    has to be held until that is done.
     """
     modes = [(part, part.training) for part in module.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     parameters = [(parameter, parameter.requires_grad, parameter.grad) for parameter in module.parameters()]
-    share_first([buffer for buffer, _ in buffers])  # BatchNorm's statistics differ between processes
-    for parameter, _, _ in parameters:
-        parameter.grad = None
     metrics = [part for part in module.modules() if isinstance(part, Metric) and keep_metrics]
     states = [(metric, _state(metric)) for metric in metrics]
-    module.eval()
     try:
+        share_first([buffer for buffer, _ in buffers])  # BatchNorm's statistics differ between processes
+        for parameter, _, _ in parameters:
+            parameter.grad = None
+        module.eval()
         with shadowed(module, log=_ignore, log_dict=_ignore), toggled_parameters_kept(module):
             yield
     finally:

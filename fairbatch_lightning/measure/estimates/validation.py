@@ -75,7 +75,7 @@ class ValidationEstimate(Estimate):
         logits = run.reader.require(output, len(self._current), "validation_step")
         counted = self._current >= 0
         if counted.all():
-            self._evidence.check_held_out(step, logits, batch, self._current)
+            self._evidence.check_step(step, logits, batch, self._current)
         run.add_losses(self._seen, logits if counted.all() else logits[counted.nonzero()[0]], self._current[counted])
 
     def measure(self, run: TrainingRun, update: int, *, uniform: bool) -> CellLosses:

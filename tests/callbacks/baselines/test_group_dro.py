@@ -8,8 +8,10 @@ import torch
 from baseline_methods import Replayed
 from helpers import loader, trainer
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 from fairbatch_lightning import FairSampler, GroupIndex
+from fairbatch_lightning.batches.train_loader import TrainLoader
 from fairbatch_lightning.callbacks.base import LoadedData
 from fairbatch_lightning.callbacks.baselines import GroupDRO
 
@@ -38,7 +40,8 @@ def test_steps_are_those_of_the_published_algorithm():
 def in_batches_of(batch_size, index, num_replicas=1):
     """Return what a callback is told about its data, without a Trainer."""
     processes = None if num_replicas == 1 else {"num_replicas": num_replicas, "rank": 0}
-    trainer, loader = SimpleNamespace(distributed_sampler_kwargs=processes), SimpleNamespace(batch_size=batch_size)
+    loader = TrainLoader.find(DataLoader(range(len(index)), batch_size=batch_size))
+    trainer = SimpleNamespace(distributed_sampler_kwargs=processes)
     return LoadedData(trainer, torch.nn.Linear(1, 1), loader, index, same_samples=False)
 
 

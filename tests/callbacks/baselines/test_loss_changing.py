@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from fairbatch_lightning.callbacks.baselines import LossChanging
+from fairbatch_lightning.measure.per_sample import error
 
 every_method = pytest.mark.parametrize("new", CHANGE_LOSS.values(), ids=CHANGE_LOSS)
 
@@ -150,7 +151,9 @@ def test_logits_without_a_gradient(new):
     with pytest.raises(RuntimeError, match="gradient is lost"):
         trainer(new()).fit(Detached(), loader())
     with pytest.raises(RuntimeError, match="`loss` that can be differentiated"):
-        trainer(new(loss="error")).fit(ToyModule(), loader())
+        trainer(new(loss=error)).fit(ToyModule(), loader())
+    with pytest.raises(ValueError, match=r"`loss` of \w+ to be None or a function .* that can be differentiated"):
+        new(loss="error")
 
 
 @every_method
