@@ -51,7 +51,8 @@ def _unpatch_loaders() -> None:
 
 
 def _subclasses(base: type) -> set[type]:
-    return {found for direct in base.__subclasses__() for found in (direct, *_subclasses(direct))}
+    direct: list[type] = type.__subclasses__(base)
+    return {found for one in direct for found in (one, *_subclasses(one))}
 
 
 def processes_of(trainer: Any) -> dict[str, int]:
