@@ -22,6 +22,9 @@ from fairbatch_lightning.measure.outputs import AllOutputs
 
 FIRST_BATCHES = 3
 """How many batches are looked at closely: in a single one all labels may be alike."""
+SELDOM = 8
+"""After so many looks at the last batch before an update, only one of so many is taken: it costs as much as a step of
+the smallest models."""
 
 
 class WatchedStep:
@@ -88,7 +91,7 @@ class Evidence:
             who, index, labels, classes, lambda samples: loader.collate_fn([loader.dataset[one] for one in samples])
         )
         self._last: tuple[Any, Array] | None = None
-        self._number, self._left = 0, FIRST_BATCHES
+        self._number, self._left, self._looks = 0, FIRST_BATCHES, 0
         self.found = ""
         """Where labels were found to compare with, in words; empty where there were none."""
 
@@ -162,10 +165,15 @@ class Evidence:
 
     def note(self, batch: Any, cells: Array) -> None:
         """Keep the labels of a batch until there is time for a look at them."""
-        if self._labels.path is not None:
+        if self.is_due and self._labels.path is not None:
             self._last = entry_at(batch, self._labels.path), cells
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `check_last` is to look at a batch next time; the same on all processes."""
+        return self._looks < SELDOM or self._looks % SELDOM == 0
 
     def check_last(self) -> WrongLabelsError | None:
         """Return what is wrong with the labels that were kept, if anything. Waits for the device."""
-        last, self._last = self._last, None
+        last, self._last, self._looks = self._last, None, self._looks + 1
         return last and self._labels.again(last[0], self._labels.rows(last[1]), self._number)

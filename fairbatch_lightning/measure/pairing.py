@@ -205,11 +205,14 @@ class Pairing:
 
     def note(self, batch: Any, drawn: Drawn) -> None:
         """Keep the labels of a batch until the next update, which waits for the device anyway."""
-        self._evidence.note(self._run.loader.unwrap(batch), drawn.cells)
+        if self._evidence.is_due:
+            self._evidence.note(self._run.loader.unwrap(batch), drawn.cells)
 
     def check_last(self) -> None:
-        """Compare the labels of the last batch once more. All processes have to come here."""
-        problem = self._evidence.check_last()
+        """Compare the labels of the last batch once more, now and then. All processes have to come here."""
+        is_due, problem = self._evidence.is_due, self._evidence.check_last()
+        if not is_due:
+            return
         found = torch.tensor(int(problem is not None), device=self._run.module.device)
         if int(world_sum(found)):
             raise problem or RuntimeError("Another process has found labels that are not those of the cells.")

@@ -717,3 +717,21 @@ def test_a_model_that_is_called_another_number_of_times_now_and_then():
     expected = mean_losses(module, data.dataset, last)
     for (label, group), loss in expected.items():
         assert float(callback.history[-1].losses[label, group]) == pytest.approx(loss, abs=1e-5)
+
+
+class ShufflesLater:
+    """A collate_fn that begins to put samples in another order when the first batches are past."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, samples):
+        self.calls += 1
+        return default_collate(samples[::-1] if self.calls > 2 * SIZE // BATCH else samples)
+
+
+def test_what_goes_wrong_later_is_found_at_an_update():
+    callback, module = FairBatch(groups="group"), Module()
+    with pytest.raises(ValueError, match=WRONG):
+        trainer(callback, max_epochs=20).fit(module, loading(collate_fn=ShufflesLater()))
+    assert 2 * SIZE // BATCH < len(module.seen) <= 2 * SIZE // BATCH + 8
