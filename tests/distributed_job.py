@@ -3,6 +3,7 @@
 python distributed_job.py FOLDER '{"strategy": "ddp", ...}'
 """
 
+import atexit
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from canonical import CALLBACKS
 from helpers import Toy, ToyModule, loader, resume, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
@@ -134,6 +136,7 @@ def job(
     drop_last=False,
     own_data=False,
     slurm=False,
+    busy_end=False,
 ):
     torch.manual_seed(0)
     model = MODULES[module]()
@@ -154,6 +157,7 @@ def job(
         *([] if callback is None else [callback]),
         *([monitor] if module == "validated" else []),
         Keep(folder, callback, monitor),
+        *([Ending(folder)] if busy_end else []),
         *([ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=save_every)] if save_every else []),
         *([OnExceptionCheckpoint(folder)] if save_on_exception else []),
         max_epochs=epochs,
@@ -174,6 +178,23 @@ def job(
     resume(run, model, data, ckpt_path, DataLoader(held_out, batch_size=batch_size))
     if save:
         run.save_checkpoint(Path(folder) / save)
+
+
+class Ending(Callback):
+    """Says at the very end of a process whether it is in a process group, and leaves work to a busy one's threads."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+
+    def on_fit_start(self, run, model):  # what is registered first is called last
+        atexit.register(lambda: (self.folder / f"end{run.global_rank}").write_text(f"{dist.is_initialized()}"))
+
+    def teardown(self, run, model, stage):
+        atexit.register(self.be_busy)
+
+    def be_busy(self):
+        for _ in range(100):
+            dist.all_reduce(torch.zeros(20_000), async_op=True)
 
 
 class Keep(Callback):
@@ -199,3 +220,5 @@ class Keep(Callback):
 
 if __name__ == "__main__":
     job(sys.argv[1], **json.loads(sys.argv[2]))
+    if dist.is_initialized():  # gloo's threads must not outlive Python
+        dist.destroy_process_group()

@@ -60,6 +60,14 @@ def processes_of(trainer: Any) -> dict[str, int]:
     return trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
 
 
+def is_spawned(trainer: Any) -> bool:
+    """Return whether Lightning starts the processes that train, and they are Pythons of their own (`ddp_spawn`).
+
+    They end as every Python does; those of `ddp_fork` skip that, and those of `ddp` are the user's script.
+    """
+    return getattr(trainer.strategy.launcher, "_start_method", None) == "spawn"
+
+
 def is_combined(given: Any) -> bool:
     """Return whether this is Lightning's CombinedLoader; of either namespace, so its class does not tell."""
     return hasattr(given, "iterables") and hasattr(given, "flattened")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
+import multiprocessing
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -32,6 +34,23 @@ def world_sum(values: Tensor) -> Tensor:
         values = values.clone()
         dist.all_reduce(values)
     return values
+
+
+def leave_group_at_exit() -> None:
+    """Let a process that `multiprocessing` has started leave its process group when it ends; others are left alone."""
+    if multiprocessing.parent_process() is not None:
+        atexit.register(_leave_group)
+
+
+def _leave_group() -> None:
+    """End gloo's threads while Python is still there.
+
+    A thread that is the last to hold a tensor asks for Python's lock to free it. Once the interpreter is being taken
+    down it does not get that, and takes the process down: "terminate called without an active exception". NCCL has no
+    such threads, and Lightning looks after it.
+    """
+    if has_group() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 def called_by_signal() -> bool:

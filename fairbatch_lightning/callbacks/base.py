@@ -16,10 +16,11 @@ from fairbatch_lightning._support.lightning import (
     batches_ever_trained_on,
     batches_trained_on,
     fetches_itself,
+    is_spawned,
     processes_of,
     replace_train_loader,
 )
-from fairbatch_lightning._support.processes import called_by_signal
+from fairbatch_lightning._support.processes import called_by_signal, leave_group_at_exit
 from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.delivery import FairBatchSampler, with_batches
@@ -148,6 +149,8 @@ class ChangesBatches(AnyCallback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave no trace in the user's objects."""
         self._cleanup.close()
+        if is_spawned(trainer):  # after a failure nobody comes here, and the other processes may be anywhere
+            leave_group_at_exit()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave no trace in the user's objects: Lightning calls no teardown when training fails."""

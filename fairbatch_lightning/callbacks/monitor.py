@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fairbatch_lightning._support.checks import check_at_least
-from fairbatch_lightning._support.lightning import held_out_loaders
+from fairbatch_lightning._support.lightning import held_out_loaders, is_spawned
+from fairbatch_lightning._support.processes import leave_group_at_exit
 from fairbatch_lightning._support.saved import Saved
 from fairbatch_lightning._support.warn import warn
 from fairbatch_lightning.batches.held_out import check_held_out
@@ -250,6 +251,8 @@ class FairnessMonitor(AnyCallback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave no trace in the user's objects."""
         self._detach()
+        if is_spawned(trainer):  # after a failure nobody comes here, and the other processes may be anywhere
+            leave_group_at_exit()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave no trace in the user's objects: Lightning calls no teardown when something fails."""

@@ -22,6 +22,7 @@ from fairbatch_lightning.callbacks.fairbatch import FairBatch
 from fairbatch_lightning.callbacks.monitor import FairnessMonitor
 from fairbatch_lightning.rules.worst_case import WorstCase  # noqa: F401 - to be known to the parser by its name
 from fairbatch_lightning.vision import UTKFaceDataModule, VisionClassifier
+from fairbatch_lightning.vision.utkface import find_faces
 
 LOGS = "fairbatch_logs"
 METHODS = {"fairbatch": FairBatch, "cutting": Cutting}
@@ -54,8 +55,10 @@ class FairCLI(LightningCLI):
         self._checkpoint, settings["ckpt_path"] = settings["ckpt_path"], None
 
     def before_instantiate_classes(self) -> None:
-        """Show the checkpoint again."""
-        self.config[self.subcommand]["ckpt_path"] = self._checkpoint
+        """Show the checkpoint again; look for faces, before weights are downloaded for them."""
+        settings = self.config[self.subcommand]
+        settings["ckpt_path"] = self._checkpoint
+        find_faces(settings["data"]["root"])
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the chosen method; log to files in the Trainer's folder, unless there are settings for loggers."""

@@ -67,11 +67,9 @@ class UTKFace(VisionDataset):  # type: ignore[misc]  # torchvision has no types
         keep: int | None = None,
     ) -> None:
         self.classes = classes_of(target, age_cuts)
-        root = Path(root).expanduser()
-        if not root.exists():
-            raise FileNotFoundError(f"There is no {root.absolute()}. {_WHERE}")
-        super().__init__(str(root), transform=transform, target_transform=target_transform)
-        self.files, facts = _known(find_images(root), root)
+        found = find_faces(root)
+        super().__init__(str(Path(root).expanduser()), transform=transform, target_transform=target_transform)
+        self.files, facts = _known(found)
         age_classes = classes_of("age", age_cuts)
         self.years = [age for age, _, _ in facts]
         self.ages = [age_classes[sum(age >= cut for cut in age_cuts)] for age in self.years]
@@ -139,6 +137,18 @@ def classes_of(attribute: Attribute, age_cuts: Sequence[int] = AGE_CUTS) -> list
     return [f"<{age_cuts[0]}", *between, f">{age_cuts[-1] - 1}"]
 
 
+def find_faces(root: str | Path) -> list[ImageFile]:
+    """Return the image files in a folder or an archive, at least one of which is a face of UTKFace by its name."""
+    root = Path(root).expanduser()
+    if not root.exists():
+        raise FileNotFoundError(f"There is no {root.absolute()}. {_WHERE}")
+    files = find_images(root)
+    if not any(_NAME.match(file.name) for file in files):
+        found = f"{len(files)} images but none whose name begins with [age]_[gender]_[race]_" if files else "no images"
+        raise FileNotFoundError(f"Found {found} in {root}. {_WHERE}")
+    return files
+
+
 def square(size: int) -> Callable[[Any], Tensor]:
     """Return a transform of images into tensors `(3, size, size)` of bytes; what is not square loses its borders."""
     scale: Callable[[Any], Tensor] = v2.Compose(
@@ -147,7 +157,7 @@ def square(size: int) -> Callable[[Any], Tensor]:
     return scale
 
 
-def _known(files: list[ImageFile], root: str | Path) -> tuple[list[ImageFile], list[tuple[int, int, int]]]:
+def _known(files: list[ImageFile]) -> tuple[list[ImageFile], list[tuple[int, int, int]]]:
     """Return the files whose names say what is needed, and age, gender and race from them; tell of the others."""
     known: list[ImageFile] = []
     facts, unknown, again = [], [], []
@@ -160,9 +170,6 @@ def _known(files: list[ImageFile], root: str | Path) -> tuple[list[ImageFile], l
         else:
             known.append(file)
             facts.append((int(match[1]), int(match[2]), int(match[3])))
-    if not known:
-        found = f"{len(files)} images but none whose name begins with [age]_[gender]_[race]_" if files else "no images"
-        raise FileNotFoundError(f"Found {found} in {root}. {_WHERE}")
     if unknown:
         warn(
             f"Left out {len(unknown)} of {len(files)} images, whose names do not begin with [age]_[gender]_[race]_:"

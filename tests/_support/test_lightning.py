@@ -255,6 +255,15 @@ class TestShadowed:
         assert not hasattr(module, "probe")
 
 
+@pytest.mark.parametrize(
+    ("strategy", "spawned"), [("ddp_spawn", True), ("ddp_fork", False), ("ddp", False), ("auto", False)]
+)
+def test_what_starts_processes_is_known(strategy, spawned):
+    assert private.is_spawned(trainer(strategy=strategy, devices=1 if strategy == "auto" else 2)) == spawned
+    other = pytorch_lightning.Trainer(strategy=strategy, accelerator="cpu", devices=1, logger=False)
+    assert private.is_spawned(other) == spawned
+
+
 def test_a_refused_loader_leaves_nothing_patched():
     """Lightning patches DataLoader while it asks for one, and forgets to undo it if that fails."""
     patched = [cls.__init__ for cls in (DataLoader, BatchSampler)]

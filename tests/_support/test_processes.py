@@ -1,5 +1,6 @@
 """Alone, everything is one's own; several processes agree."""
 
+import atexit
 import inspect
 import signal
 from functools import partial
@@ -23,6 +24,10 @@ class TestAlone:
         assert processes.gathered(other) == [other]
         processes.share_first([values])
         assert values.tolist() == [1, 2]
+
+    def test_nothing_happens_at_the_end_of_a_process_that_nobody_spawned(self, monkeypatch):
+        monkeypatch.setattr(atexit, "register", lambda *_: pytest.fail("something was left to do"))
+        processes.leave_group_at_exit()
 
 
 def through_layers(function):

@@ -63,7 +63,7 @@ def test_a_used_callback_can_be_pickled():
     assert torch.equal(copy.counts, callback.counts)
     assert len(copy.history) == 3
     assert copy.state_dict() == {}
-    copy.teardown(None, None, "validate")
+    copy.teardown(trainer(), None, "validate")
     fit(copy)
     assert torch.equal(copy.shares, callback.shares)
 

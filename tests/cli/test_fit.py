@@ -3,6 +3,7 @@
 import csv
 import re
 from pathlib import Path
+from urllib.error import URLError
 
 import processes
 import pytest
@@ -223,7 +224,52 @@ def test_a_file_that_is_no_checkpoint(tmp_path, capsys):
     assert "Expected a checkpoint that `fairbatch fit` has made but got" in capsys.readouterr().err
 
 
-def test_settings_are_checked(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def downloads(tmp_path, monkeypatch):
+    """Return the addresses from which weights were to be downloaded, on a machine that has none and is offline."""
+    asked = []
+
+    def download(url, *_, **__):
+        asked.append(url)
+        raise URLError("offline")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    return asked
+
+
+class TestOrder:
+    @pytest.mark.parametrize(
+        ("file", "message"),
+        [
+            (None, r"There is no /.*data\. UTKFace is at"),
+            ("notes.txt", "Found no images in"),
+            ("me.jpg", "Found 1 images but none"),
+        ],
+    )
+    def test_a_folder_without_faces_is_refused_before_weights_are_downloaded(
+        self, file, message, tmp_path, capsys, downloads
+    ):
+        if file is not None:
+            (tmp_path / "data").mkdir()
+            (tmp_path / "data" / file).write_text("")
+        with pytest.raises(SystemExit) as stopped:
+            main(["fit", f"--data.root={tmp_path / 'data'}"])
+        said = capsys.readouterr().err
+        assert stopped.value.code == 2
+        assert downloads == []
+        assert re.search(f"^fairbatch fit: {message}.*$", said.splitlines()[-1])
+        assert len([line for line in said.splitlines() if not line.startswith("Seed set")]) == 1
+
+    def test_then_weights_are_downloaded(self, root, capsys, downloads):
+        with pytest.raises(SystemExit) as stopped:
+            main(["fit", f"--data.root={root}"])
+        assert stopped.value.code == 1
+        assert len(downloads) == 1
+        assert "Could not download the weights" in capsys.readouterr().err
+
+
+def test_settings_are_checked(root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for arguments, message in [
         (
@@ -232,7 +278,7 @@ def test_settings_are_checked(tmp_path, monkeypatch, capsys):
         ),
         (["test", "--data.root", "nowhere"], "Expected --ckpt_path with a checkpoint"),
         (["test", "--ckpt_path", "no.ckpt"], "There is no checkpoint no.ckpt"),
-        (["fit", "--data.root", ".", "--model.backbone=resnet19", "--model.weights=null"], "but got 'resnet19'"),
+        (["fit", "--data.root", str(root), "--model.backbone=resnet19", "--model.weights=null"], "but got 'resnet19'"),
     ]:
         with pytest.raises(SystemExit):
             main(arguments)

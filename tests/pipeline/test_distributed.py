@@ -132,6 +132,26 @@ def test_two_processes_are_one_with_twice_the_batch(options, tmp_path, free_port
         torch.testing.assert_close(ranks[0]["shares"], one["shares"])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "online"}, {"method": None, "module": "validated"}],
+    ids=["FairBatch", "the monitor"],
+)
+def test_spawned_processes_leave_their_group(options, tmp_path, free_port):
+    """Whichever callback is there, and before Python ends: gloo's threads do not survive that."""
+    options = {"strategy": "ddp_spawn", "devices": 2, "batch_size": 10, "epochs": 1, "busy_end": True, **options}
+    run(tmp_path, free_port, launcher=start_by_lightning, **options)
+    assert [(tmp_path / f"end{rank}").read_text() for rank in range(2)] == ["False", "False"]
+
+
+def test_a_spawned_process_that_fails_waits_for_nobody(tmp_path, free_port):
+    """It ends as it would without the callback: leaving the group could take forever."""
+    options = {"strategy": "ddp_spawn", "devices": 2, "batch_size": 10, "module": "failing", "busy_end": True}
+    codes, errors = start_by_lightning(tmp_path, free_port, **options)
+    assert codes == [1], errors[-3000:]
+    assert (tmp_path / "end0").read_text() == "True"
+
+
 @pytest.mark.parametrize(("num_samples", "drop_last"), [(237, False), (239, True)])
 def test_epoch_is_as_long_as_lightnings_own(num_samples, drop_last, tmp_path, free_port):
     options = {"strategy": "ddp", "devices": 2, "batch_size": 10, "num_samples": num_samples, "drop_last": drop_last}
