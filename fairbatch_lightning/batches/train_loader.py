@@ -56,7 +56,10 @@ class TrainLoader:
         in_turn = is_combined(self.given) and combined_mode(self.given) == "sequential"
         if isinstance(contents, DataLoader) or in_turn:
             return batch
-        return batch[list(contents)[self.position] if isinstance(contents, Mapping) else self.position]
+        try:
+            return batch[list(contents)[self.position] if isinstance(contents, Mapping) else self.position]
+        except (KeyError, IndexError, TypeError):  # a hook of the user's has taken it out already
+            return batch
 
     @cached_property
     def _other_batches(self) -> list[Any]:

@@ -23,6 +23,7 @@ from fairbatch_lightning.fairness.audit import Audit, FairnessRecord
 from fairbatch_lightning.fairness.counts import HeldOutPass, Reading
 from fairbatch_lightning.measure.evidence import Evidence, WatchedStep
 from fairbatch_lightning.measure.logits import LogitsReader
+from fairbatch_lightning.measure.outputs import returned_logits
 from fairbatch_lightning.reports.curves import curves_of_history
 from fairbatch_lightning.reports.figures import confusion_figure, fairness_figure
 from fairbatch_lightning.reports.log_format import count_values, log_name, monitor_prefix, record_values
@@ -192,7 +193,7 @@ class FairnessMonitor(AnyCallback):
             samples = counted.next_batch()
             self._current = going_on, samples
             self._reader.expect(len(samples))
-            self._step = evidence.watch(pl_module, len(samples))
+            self._step = evidence.watch(pl_module, len(samples), "test_step" if trainer.testing else "validation_step")
 
     def on_validation_batch_end(
         self,
@@ -210,7 +211,15 @@ class FairnessMonitor(AnyCallback):
             name = "test_step" if trainer.testing else "validation_step"
             logits = self._reader.require(outputs, len(samples), name)
             if (samples >= 0).all():
-                evidence.check_step(step, logits, batch, counted.data.index.cells[samples])
+                told = returned_logits(outputs, len(samples)) is logits
+                evidence.check_step(
+                    step,
+                    logits,
+                    batch,
+                    counted.data.index.cells[samples],
+                    told=told,
+                    named=self._reader.name is not None,
+                )
             counted.add(samples, logits)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fairbatch_lightning._support.rng import preserved_rng
 from fairbatch_lightning.cells.classes import ClassNumbers
 from fairbatch_lightning.cells.index import GroupIndex
-from fairbatch_lightning.cells.lookup import USUAL_NAMES, USUAL_POSITION, Source
+from fairbatch_lightning.cells.lookup import USUAL_NAMES, USUAL_POSITION, Source, are_names
 from fairbatch_lightning.cells.values import Array
 
 Path = tuple[Any, ...]
@@ -72,8 +72,7 @@ def _one_hot(array: Array) -> Array | None:
     high = array[np.arange(len(array)), columns]
     low = np.delete(array.ravel(), np.arange(len(array)) * array.shape[1] + columns)
     alike = high.size > 0 and np.ptp(high) < 1e-3 and np.ptp(low) < 1e-3 and np.isfinite(array).all()
-    is_hot = alike and high.min() > low.max() >= -1 and abs(high[0] + low[0] * (array.shape[1] - 1) - 1) < 1e-2
-    return columns if is_hot else None
+    return columns if alike and high.min() > 0.5 > low.max() >= 0 else None
 
 
 def _could_be(entry: Any, size: int) -> bool:
@@ -255,23 +254,26 @@ def _shuffled(rows: Array, values: Array, index: GroupIndex) -> str:
 def check_groups(who: str, index: GroupIndex, source: Source, batch: Any, cells: Array) -> str:
     """Refuse a batch whose entry of the group's name says something else than the cells; return that name, if any.
 
-    Whatever values it holds, samples of one group must have one of them.
+    Whatever values it holds, as ages that are groups by decades: samples with the same value must be of one group.
     """
+    if are_names(source) and len(source) > 1:
+        return ""  # of several attributes each alone does not tell the group
     named = [one for one in (source if isinstance(source, list | tuple) else [source]) if isinstance(one, str)]
     names = named or USUAL_NAMES["groups"]
     columns = np.asarray(cells, np.int64) % index.shape[1]
     for path, entry in entries(batch, len(columns)):
         values = one_per_sample(entry, len(columns)) if path[-1:] and path[-1] in names else None
-        if values is None:
+        if values is None or (not named and len(np.unique(values)) > index.shape[1]):
             continue
-        found = dict(zip(columns.tolist(), values.tolist(), strict=True))
-        wrong = [place for place, column in enumerate(columns.tolist()) if found[column] != values[place]]
+        first = dict(zip(values.tolist(), columns.tolist(), strict=True))
+        wrong = [place for place, value in enumerate(values.tolist()) if first[value] != columns[place]]
         if wrong:
             group = index.group_names[columns[wrong[0]]]
-            said = sorted({values[place] for place in range(len(columns)) if columns[place] == columns[wrong[0]]})[:5]
+            value = values[wrong[0]].item()
+            others = index.group_names[first[value]]
             raise WrongLabelsError(
-                f"{who} has paired a batch with the wrong groups: samples of group {group} in the data have the values"
-                f" {[one.item() for one in said]} as {path[-1]!r} there. The usual causes: (1) an array passed as"
+                f"{who} has paired a batch with the wrong groups: samples with {path[-1]!r} = {value!r} there are of"
+                f" the groups {group} and {others} in the data. The usual causes: (1) an array passed as"
                 " `groups` is in another order than the DataLoader's dataset, such as a random_split: index it as the"
                 " dataset is; (2) a `collate_fn` puts the samples in another order: keep it; (3) a transform changes"
                 f" {path[-1]!r}: pass {who}(groups=...) as it should count."

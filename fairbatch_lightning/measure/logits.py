@@ -11,7 +11,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairbatch_lightning.measure.outputs import AllOutputs, Output, find_logits, returned_logits, watch_forward
+from fairbatch_lightning.measure.outputs import (
+    AllOutputs,
+    Output,
+    find_logits,
+    returned_logits,
+    uncopied,
+    watch_forward,
+)
 
 
 class ForwardDone(BaseException):
@@ -189,7 +196,7 @@ class _OutputHook:
         if direct:
             self.remove = watch_forward(module, lambda output: self._keep(module, (), output))
         else:
-            self.remove = module.register_forward_hook(self._keep).remove
+            self.remove = module.register_forward_hook(uncopied(self._keep)).remove
 
     @property
     def is_compiled(self) -> bool:

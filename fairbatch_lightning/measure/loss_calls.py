@@ -26,16 +26,21 @@ LOSSES = {
 _PICKS = {"gather": (2, "index"), "take_along_dim": (1, "indices"), "__getitem__": (1, "")}
 """Functions by which losses written by hand pick the label's logit: where the labels are among their arguments. They
 may pick something else as well."""
-_NORMALISE = {"log_softmax", "logsigmoid", "logsumexp", "sigmoid", "softmax"}
-"""Functions that make probabilities of logits."""
+_NORMALISE = {"log_softmax", "logsumexp", "softmax"}
+"""Functions that make probabilities of classes."""
 _KEEP = {
-    *_NORMALISE,
     *("bfloat16", "clamp", "clone", "contiguous", "detach", "double", "flatten", "float", "half", "log", "masked_fill"),
-    *("neg", "reshape", "reshape_as", "squeeze", "to", "type", "unsqueeze", "view", "view_as", "where"),
-    *("add", "sub", "mul", "div", "true_divide", "__add__", "__sub__", "__mul__", "__rmul__", "__truediv__"),
-    "__getitem__",
+    *("log_softmax", "logsigmoid", "neg", "reshape", "reshape_as", "sigmoid", "softmax", "squeeze", "to", "type"),
+    *("unsqueeze", "view", "view_as"),
 }
-"""Functions whose result still speaks of the same samples and classes."""
+"""Functions whose result speaks of the same samples and classes, if it has as many entries."""
+_COMBINE = {
+    *("add", "sub", "mul", "div", "true_divide", "__add__", "__radd__", "__sub__", "__mul__", "__rmul__"),
+    "__truediv__",
+}
+"""Functions of which that is so if what is added or multiplied is no output as well."""
+IGNORED = -100
+"""The label that torch leaves out by default."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +51,13 @@ class LossCall:
         function: The name of the function.
         outputs: What it was given, and what that was made of, back to what a module returned.
         target: What they were compared with.
+        ignored: The label that is left out.
     """
 
     function: str
     outputs: list[Tensor]
     target: Tensor
+    ignored: int = IGNORED
 
     @property
     def is_pick(self) -> bool:
@@ -83,37 +90,66 @@ class LossCalls(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in _KEEP or name in LOSSES or name in _PICKS:
+        if (name in _KEEP or name in _COMBINE or name in LOSSES or name in _PICKS) and "out" not in kwargs:
             given = args[0] if args else kwargs.get("input")
             if isinstance(given, Tensor) and given.ndim and given.shape[0] == self._batch_size:
                 self._note(name, given, args, kwargs, result)
         return result
 
     def _note(self, name: str, given: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        small = isinstance(result, Tensor) and result.ndim <= 2  # large activations are not kept alive
-        if name in _KEEP and small and result is not given and result.shape[:1] == given.shape[:1]:
+        if self._keeps(name, given, args, result):
             self._made_of[id(result)] = result, given
         if name in _NORMALISE:
-            self._normalised.extend(self._history(given))
+            self._normalised.extend(self.history(given))
         target = _target(name, args, kwargs)
         if isinstance(target, Tensor) and target.ndim and target.shape[0] == self._batch_size:
-            self.calls.append(LossCall(name, self._history(given), target))
+            self.calls.append(LossCall(name, self.history(given), target, kwargs.get("ignore_index", IGNORED)))
 
-    def _history(self, tensor: Tensor) -> list[Tensor]:
+    def _keeps(self, name: str, given: Tensor, args: tuple[Any, ...], result: Any) -> bool:
+        """Return whether a result is of the same samples and classes, in the same order."""
+        if not isinstance(result, Tensor) or result is given or result.ndim > 2:  # large ones are not kept alive
+            return False
+        if result.shape[:1] != given.shape[:1] or result.numel() != given.numel():
+            return False
+        if name in _COMBINE:
+            return not any(isinstance(one, Tensor) and self._is_of_samples(one, given) for one in args[1:])
+        return name in _KEEP or (name == "__getitem__" and _is_basic(args[1]))
+
+    def _is_of_samples(self, one: Tensor, given: Tensor) -> bool:
+        return one.ndim >= given.ndim and one.shape[0] == self._batch_size
+
+    def history(self, tensor: Tensor) -> list[Tensor]:
         """Return a tensor, what it was made of, what that was made of, and so on."""
-        found = [tensor]
-        while (made := self._made_of.get(id(found[-1]))) is not None:
+        if id(tensor) not in self._made_of:  # perhaps it is one of them, but detached
+            alike = (made for made, _ in self._made_of.values() if _same(made, tensor))
+            tensor = next(alike, tensor)
+        found, known = [tensor], {id(tensor)}
+        while (made := self._made_of.get(id(found[-1]))) is not None and id(made[1]) not in known:
             found.append(made[1])
+            known.add(id(made[1]))
         return found
 
     def normalises(self, tensor: Tensor) -> bool:
-        """Return whether probabilities were made of it."""
+        """Return whether probabilities of classes were made of it."""
         return any(_same(one, tensor) for one in self._normalised)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether tensors are the same values in memory; what a step returns is detached by Lightning."""
-    return one is other or (one.shape == other.shape and one.numel() > 0 and one.data_ptr() == other.data_ptr())
+    """Return whether tensors share their values in memory; what a step returns is detached by Lightning."""
+    if one is other:
+        return True
+    try:
+        return one.shape == other.shape and one.data_ptr() == other.data_ptr() != 0
+    except RuntimeError:  # it has no memory of its own, as inside of torch.func
+        return False
+
+
+def _is_basic(index: Any) -> bool:
+    """Return whether an index leaves the samples as they are: slices of all, new axes, the only column."""
+    parts = index if isinstance(index, tuple) else (index,)
+    first = next((part for part in parts if part is not None), slice(None))
+    basic = all(isinstance(part, int | slice | type(None) | type(...)) for part in parts)
+    return basic and (first is ... or first == slice(None))
 
 
 def _target(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

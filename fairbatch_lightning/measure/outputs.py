@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -57,26 +58,38 @@ class Output:
         return f"`{self.name}`" if self.name else "`self.forward(x)`" if self.direct else "`self(x)`"
 
     @property
+    def key(self) -> tuple[str, bool, int]:
+        """What tells it from others of the step, and is the same in every step."""
+        return self.name, self.direct, self.number
+
+    @property
     def rows(self) -> int | None:
         """How many samples it seems to be of."""
         return None if self.logits is None or self.logits.ndim == 0 else self.logits.shape[0]
 
 
 class AllOutputs:
-    """Takes note of everything that a module and its submodules give, until it is closed.
+    """What a module and its submodules gave while they were watched.
 
     Of submodules only what could be logits is kept, at most two-dimensional: large activations would take memory that
-    a training does without.
+    a training does without. Copies of the module that are made meanwhile are not watched.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self) -> None:
         self._found: list[Output] = []
         self._last: Any = None
-        self._cleanup = ExitStack()
-        for name, part in module.named_modules():
-            hook = part.register_forward_hook(partial(self._keep, name))
-            self._cleanup.callback(hook.remove)
-        self._cleanup.callback(watch_forward(module, self._keep_direct))
+
+    @contextmanager
+    def of(self, module: nn.Module) -> Iterator[None]:
+        """Watch a module for a while."""
+        with ExitStack() as cleanup:
+            for name, part in module.named_modules():
+                if not isinstance(part, torch.jit.ScriptModule):  # they take no hooks
+                    hook = part.register_forward_hook(_Uncopied(partial(self._keep, name)))
+                    cleanup.callback(hook.remove)
+            cleanup.callback(watch_forward(module, self._keep_direct))
+            yield
+        self._last = None
 
     def _keep(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if not name and self._found and self._found[-1].direct and self._last is output:
@@ -88,11 +101,6 @@ class AllOutputs:
     def _keep_direct(self, output: Any) -> None:
         self._last = output
         self._found.append(Output("", find_logits(output), direct=True, looks=_shape(output)))
-
-    def close(self) -> None:
-        """Leave no trace in the module."""
-        self._last = None
-        self._cleanup.close()
 
     def of_size(self, batch_size: int) -> list[Output]:
         """Return those that could be the logits of a batch, numbered, in the order in which they were computed."""
@@ -126,20 +134,70 @@ def _shape(value: Any) -> str:
     return f"an object {type(value).__name__}"
 
 
+class _Uncopied:
+    """A hook that copies of a module do not have: theirs do nothing."""
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return None if self._call is None else self._call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> _Uncopied:
+        return _Uncopied()
+
+    def __reduce__(self) -> Any:
+        return _Uncopied, ()
+
+
+def uncopied(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook of which copies of the module have one that does nothing."""
+    return _Uncopied(hook)
+
+
+class _StandIn:
+    """Stands in for a method of an object; copies of the object have the method itself."""
+
+    def __init__(self, instance: Any, name: str, around: Callable[..., Any]) -> None:
+        self._instance, self._name, self._around = instance, name, around
+        self.before = vars(instance).get(name)
+        method = getattr(instance, name)
+        self._method = method
+        self.__wrapped__ = getattr(method, "__wrapped__", method)  # Lightning looks behind one wrapper only
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self._method, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self.before is not None:
+            return copy.deepcopy(self.before, memo)
+        instance = memo.get(id(self._instance), self._instance)
+        return getattr(type(instance), self._name).__get__(instance)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._instance, self._name)
+
+
+def stand_in(instance: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Let `around(method, *arguments)` be called in place of an object's method; return how to undo it."""
+    new = _StandIn(instance, name, around)
+    vars(instance)[name] = new
+
+    def undo() -> None:
+        if vars(instance).get(name) is new:
+            vars(instance).pop(name)
+            if new.before is not None:
+                vars(instance)[name] = new.before
+
+    return undo
+
+
 def watch_forward(module: nn.Module, seen: Callable[[Any], None]) -> Callable[[], None]:
     """Call `seen` with every output of a module's `forward`, whoever calls that; return how to undo it."""
-    before = vars(module).get("forward")
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        output = type(self).forward(self, *args, **kwargs) if before is None else before(*args, **kwargs)
+    def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
         seen(output)
         return output
 
-    vars(module)["forward"] = MethodType(forward, module)  # as a method it is copied with the module
-
-    def undo() -> None:
-        vars(module).pop("forward", None)
-        if before is not None:
-            vars(module)["forward"] = before
-
-    return undo
+    return stand_in(module, "forward", around)

@@ -16,11 +16,12 @@ from torch import Tensor
 from fairbatch_lightning._support.lightning import shards_weights
 from fairbatch_lightning._support.processes import gathered, world_sum
 from fairbatch_lightning.batches.sampler import Drawn
-from fairbatch_lightning.cells.classes import num_classes
 from fairbatch_lightning.measure.estimates.base import TrainingRun
 from fairbatch_lightning.measure.evidence import FIRST_BATCHES, Evidence, Judged, WatchedStep
 from fairbatch_lightning.measure.outputs import Output, returned_logits
 
+ENOUGH_SAMPLES = 64
+"""Of how many samples labels have to agree by chance for an output to be taken for another."""
 MOST_SURPRISES = 3
 """How often the model may be called another number of times than before until every batch is looked at closely."""
 
@@ -46,6 +47,9 @@ class Pairing:
     def reload(self, run: TrainingRun) -> None:
         """Look closely at data that was loaded anew."""
         self._run, self._left, self._again = run, FIRST_BATCHES, False
+        self._candidates: set[tuple[str, bool, int]] = set()
+        self._chosen: tuple[str, bool, int] | None = None
+        self._samples = 0
         who, loader = run.reader.who, run.loader.loader
         self._evidence = Evidence(who, run.index, run.labels, run.groups, run.classes, loader)
 
@@ -73,14 +77,12 @@ class Pairing:
         run = self._run
         run.reader.expect(run.loader.batch_size)
         if not run.has_compiled_parts and not shards_weights(run.trainer):
-            self._step = WatchedStep(run.module, run.loader.batch_size)
+            self._step = WatchedStep(run.module, run.loader.batch_size, "training_step")
 
     def forward_ends(self) -> None:
-        """Watch no longer than it takes to compute the loss; with manual optimization nobody knows when that is."""
+        """Count no outputs that the backward pass computes again; in manual optimization it is a part of the step."""
         if self._run.module.automatic_optimization:
             self._run.reader.forward_ends()
-            if self._step is not None:
-                self._step.leave()
 
     def leave(self) -> None:
         """Leave no trace in the module."""
@@ -96,23 +98,31 @@ class Pairing:
         step, problem, logits = self._step, None, None
         self.leave()
         try:
-            logits = self._find(outputs, step, drawn)
+            judged = self._evidence.judge(step, drawn.cells)
+            logits = self._find(outputs, step, judged, drawn)
             if logits is not None:
-                self._check(logits, batch, step, drawn)
-        except (ValueError, RuntimeError) as error:
+                self._check(logits, judged, step, batch, drawn)
+        except Exception as error:  # whatever it is, the other processes have to hear of it
             problem = error
         messages = gathered(None if problem is None else str(problem)) if self._left > 0 else []
         if problem is not None:
             raise problem
         if any(messages):
             raise RuntimeError(f"Another process says: {next(filter(None, messages))}")
-        self._left, self._again = max(0, self._left - 1), self._surprises > MOST_SURPRISES
+        unsure = logits is None and bool(self._candidates)
+        self._left, self._again = max(0, self._left - 1), unsure or self._surprises > MOST_SURPRISES
         self.note(batch, drawn)
         return None if logits is None else logits.detach()
 
     # Which output the logits are.
 
-    def _find(self, outputs: Any, step: WatchedStep | None, drawn: Drawn) -> Tensor | None:
+    def _check(self, logits: Tensor, judged: list[Judged], step: WatchedStep | None, batch: Any, drawn: Drawn) -> None:
+        given, mixed = self._run.loader.unwrap(batch), not self._measures_training
+        told, named = self.are_returned, self._run.reader.name is not None
+        self._evidence.check(logits, judged, step, given, drawn.cells, told=told, named=named, mixed=mixed)
+        self._run.sample_loss(logits.detach(), torch.from_numpy(drawn.cells.astype("int64")))
+
+    def _find(self, outputs: Any, step: WatchedStep | None, judged: list[Judged], drawn: Drawn) -> Tensor | None:
         reader, size = self._run.reader, len(drawn.samples)
         automatic = self._run.module.automatic_optimization
         returned_first = reader.training_step_returns or (automatic and not self.source)
@@ -126,11 +136,14 @@ class Pairing:
             if kept is None and not self._run.is_compiled and not (automatic and not outputs):
                 raise reader.missing(size)
             return kept  # where the hook is compiled the first update will see
-        found = self._choose(step, self._evidence.judge(step, drawn.cells), size)
+        found = self._choose(step, judged, size)
+        if found is None and self._candidates:
+            return None  # not sure yet
         if found is None:
             if self.source or (automatic and not outputs):
                 return None  # the step has left this batch out
             raise reader.missing(size, outputs=step.outputs)
+        self._chosen = found.key
         passes = sum((one.name, one.direct) == (found.name, found.direct) for one in step.outputs.of_size(size))
         reader.watch(self._run.module, found, passes)
         self.source = found.place + (f", pass {found.number + 1} of {passes}" if passes > 1 else "")
@@ -144,10 +157,13 @@ class Pairing:
         if any(not output.direct for output in own):
             own = [output for output in own if not output.direct]
         trained = [output for output in found if any(one.agrees and one.call.is_of(output.logits) for one in judged)]
+        if before := [output for output in trained if output.key == self._chosen]:
+            return before[0]
+        trained = self._ever_trained(trained, size)
         if both := [output for output in own if any(output is one for one in trained)]:
             return both[0]
         if trained and not name:
-            return min(trained, key=lambda output: output.name.count("."))  # the outermost
+            return self._only(trained)
         if len({id(output.logits) for output in own}) > 1:
             raise RuntimeError(
                 f"{self._run.reader.who} cannot tell which of {len(own)} outputs for a batch is the prediction for its"
@@ -156,49 +172,26 @@ class Pairing:
             )
         return own[0] if own else None
 
-    # Whether they belong to the cells.
+    def _ever_trained(self, trained: list[Output], size: int) -> list[Output]:
+        """Return those whose loss has always been computed with the labels: in a small batch others may be alike."""
+        if trained:
+            keys = {output.key for output in trained}
+            self._candidates = keys & self._candidates or keys
+            self._samples += size
+        return [output for output in trained if output.key in self._candidates]
 
-    def _check(self, logits: Tensor, batch: Any, step: WatchedStep | None, drawn: Drawn) -> None:
-        judged = [one for one in self._evidence.judge(step, drawn.cells) if one.call.is_of(logits)]
-        self._check_losses(logits, judged, step)
-        self._evidence.check(logits, judged, self._run.loader.unwrap(batch), drawn.cells)
-        self._run.sample_loss(logits.detach(), torch.from_numpy(drawn.cells.astype("int64")))
-
-    def _check_losses(self, logits: Tensor, judged: list[Judged], step: WatchedStep | None) -> None:
-        """Refuse outputs whose losses say that they are no logits of single samples of these cells."""
-        who, agrees = self._run.reader.who, any(one.agrees for one in judged)
-        problems = [one.problem for one in judged if one.problem is not None]
-        if self._measures_training and (problems if agrees else any(one.is_soft for one in judged)):
-            raise ValueError(
-                f"{who} cannot tell the errors of single samples from batches whose samples are mixed, as by mixup: the"
-                " loss has several labels for a sample. Mix only `if self.training`, and evaluate by"
-                ' FairBatch(estimate="sampled") or "exact".'
-            )
-        if agrees:
-            return
-        if problems:
-            raise problems[0]
-        other = next((one.call for one in judged if not one.is_soft), None)
-        if other is not None:
-            raise ValueError(
-                f"{who} needs logits of one label per sample, but `{other.function}` compares the model's outputs"
-                f" {tuple(logits.shape)} with {tuple(other.target.shape)} values that are no classes: several yes/no"
-                f' answers, or something to reconstruct. Name the submodule that predicts the label, {who}(logits="head'
-                '"), or return what does, {"loss": loss, "logits": logits[:, k]}, and pass labels=... for that.'
-            )
-        self._check_number(logits, judged, step)
-
-    def _check_number(self, logits: Tensor, judged: list[Judged], step: WatchedStep | None) -> None:
-        """Refuse outputs of which nothing says that they are logits, if there are more of them than labels."""
-        reader, labels = self._run.reader, self._run.index.label_values
-        told = reader.name is not None or self.are_returned
-        if step is None or told or judged or step.losses.normalises(logits) or num_classes(logits) <= len(labels):
-            return
+    def _only(self, trained: list[Output]) -> Output | None:
+        """Return the outermost part that gives the logits; None if several give different ones, and more may tell."""
+        if len({id(output.logits) for output in trained}) == 1:
+            self._candidates = set()
+            return min(trained, key=lambda output: output.name.count("."))
+        if self._samples < ENOUGH_SAMPLES:
+            self._again = True
+            return None
+        names = sorted({output.place for output in trained})
         raise ValueError(
-            f"{reader.who} cannot tell whether outputs of shape {tuple(logits.shape)} are logits of the {len(labels)}"
-            f" labels {list(labels)}: the step computes no loss of them that it knows. Name the submodule that predicts"
-            f' the label, {reader.who}(logits="head"), or return {{"loss": loss, "logits": logits}} from'
-            " `training_step`."
+            f"{self._run.reader.who} cannot tell which output is the prediction: {' and '.join(names)} are all trained"
+            f" with the labels. Name the one that counts, {self._run.reader.who}(logits={names[0].strip('`')!r})."
         )
 
     # Ever after.
@@ -213,6 +206,7 @@ class Pairing:
         is_due, problem = self._evidence.is_due, self._evidence.check_last()
         if not is_due:
             return
+        self._left = max(1, self._left)  # the step may have come to do something else, too: look at the next one
         found = torch.tensor(int(problem is not None), device=self._run.module.device)
         if int(world_sum(found)):
             raise problem or RuntimeError("Another process has found labels that are not those of the cells.")

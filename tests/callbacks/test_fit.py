@@ -70,9 +70,16 @@ class Growing(Importance):
         return np.arange(1.0, 1 + len(index))
 
 
+class Plain(ToyModule):
+    """Logs nothing: there is no Trainer."""
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
 def new_fit(estimate=None, importance=None, criterion=None, module=None, epoch=0, rule=None):
     """Return a fit without a Trainer, in an epoch of twelve batches of twenty."""
-    module, reader = ToyModule() if module is None else module, LogitsReader("FairBatch")
+    module, reader = Plain() if module is None else module, LogitsReader("FairBatch")
     reader.attach(module)
     progress = SimpleNamespace(total=SimpleNamespace(processed=12 * (epoch + 1)))
     trainer = SimpleNamespace(
@@ -99,10 +106,10 @@ def new_sampler():
 def train(fit, samples, outputs=None):
     """Let the module of a fit see a batch, as Lightning would."""
     fit.before_batch()
-    logits = fit.run.module(TOY.x[samples])
-    loss = torch.nn.functional.cross_entropy(logits, TOY.targets[samples])
-    fit.after_forward()
     batch = TOY.x[samples], TOY.targets[samples]
+    loss = fit.run.module.training_step(batch, 0)
+    fit.after_forward()
+    logits = fit.run.module(batch[0])
     fit.after_batch(drawn(samples), {"loss": loss} if outputs is None else outputs, batch)
     return logits
 

@@ -1,6 +1,7 @@
 """What a module and its parts give in a step."""
 
 import copy
+import pickle
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -57,9 +58,10 @@ class Net(nn.Module):
 
 def test_outputs_are_noted_in_order_and_numbered():
     net, x = Net(), torch.randn(5, 4)
-    noted = AllOutputs(net)
-    first, direct = net(x), net.forward(x)
-    net(torch.randn(3, 4))
+    noted = AllOutputs()
+    with noted.of(net):
+        first, direct = net(x), net.forward(x)
+        net(torch.randn(3, 4))
     found = noted.of_size(5)
     assert [(one.name, one.direct, one.number) for one in found] == [
         ("features", False, 0),
@@ -72,7 +74,6 @@ def test_outputs_are_noted_in_order_and_numbered():
     assert found[2].logits is first
     assert found[-1].logits is direct
     assert noted.described(2) == "a tensor (5, 2) of `self(x)`; a tensor (5, 2) of `self.forward(x)`"
-    noted.close()
     net(x)
     assert len(noted.of_size(5)) == 6
     assert vars(net).keys() == vars(Net()).keys()
@@ -89,8 +90,9 @@ def test_large_activations_of_parts_are_not_kept():
             return self.conv(x).mean((2, 3))
 
     net = Deep()
-    noted = AllOutputs(net)
-    net(torch.randn(5, 1, 9, 9))
+    noted = AllOutputs()
+    with noted.of(net):
+        net(torch.randn(5, 1, 9, 9))
     assert [one.name for one in noted.of_size(5)] == [""]
     assert "a tensor (5, 8, 7, 7) of `conv`" in noted.described()
 
@@ -103,7 +105,8 @@ def test_a_watched_forward_can_be_copied_and_undone():
         other.head.bias.add_(1)
     x = torch.randn(5, 4)
     assert not torch.equal(net(x), other(x))  # each computes with its own weights
-    assert len(seen) == 2
+    assert torch.equal(pickle.loads(pickle.dumps(net))(x), net(x))
+    assert len(seen) == 2  # copies are not watched
     undo()
     net(x)
     assert len(seen) == 2

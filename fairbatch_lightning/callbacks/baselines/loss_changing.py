@@ -17,6 +17,7 @@ from fairbatch_lightning.callbacks.base import ChangesBatches, LoadedData
 from fairbatch_lightning.cells.classes import ClassNumbers
 from fairbatch_lightning.measure.evidence import Evidence
 from fairbatch_lightning.measure.logits import LogitsReader
+from fairbatch_lightning.measure.outputs import returned_logits
 from fairbatch_lightning.measure.per_sample import PerSampleLoss, SampleLoss, resolve_loss
 
 if TYPE_CHECKING:
@@ -116,14 +117,15 @@ class LossChanging(ChangesBatches):
         if self._module is None or self._given is None or self._evidence is None:
             raise RuntimeError("Expected a fit to be going on, but there is none.")
         self._reader.expect(self._batches.batch_size, keep_graph=True)
-        with self._evidence.watching(self._module, self._batches.batch_size) as watched:
-            output = step(*args, **kwargs)
+        watched = self._evidence.watch(self._module, self._batches.batch_size, None)
+        output = step(*args, **kwargs) if watched is None else watched.run(step, *args, **kwargs)
         batch = self._batches.delivered()
         if output is None or batch is None:
             return output
         logits = self._reader.require(output, len(batch.samples))
         given = self._given.unwrap(next(iter([*args, *kwargs.values()])))
-        self._evidence.check_step(watched, logits, given, batch.cells)
+        told = returned_logits(output, len(batch.samples)) is logits
+        self._evidence.check_step(watched, logits, given, batch.cells, told=told, named=self._reader.name is not None)
         cells = to_device(torch.from_numpy(batch.cells.astype(np.int64)), logits.device)
         losses = self._sample_loss(logits, cells)
         if not losses.requires_grad:

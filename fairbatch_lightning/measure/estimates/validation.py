@@ -16,6 +16,7 @@ from fairbatch_lightning.cells.lookup import Source, are_values_of
 from fairbatch_lightning.cells.values import Array
 from fairbatch_lightning.measure.estimates.base import CellLosses, Estimate, TrainingRun, on_modules_device
 from fairbatch_lightning.measure.evidence import Evidence, WatchedStep
+from fairbatch_lightning.measure.outputs import returned_logits
 
 
 class ValidationEstimate(Estimate):
@@ -63,7 +64,7 @@ class ValidationEstimate(Estimate):
         self._current = next(self._batches, None) if loader == (self._number or 0) else None
         if self._current is not None:
             run.reader.expect(len(self._current), training_step=False)
-            self._step = self._evidence.watch(run.module, len(self._current))
+            self._step = self._evidence.watch(run.module, len(self._current), "validation_step")
 
     def after_validation_batch(self, run: TrainingRun, output: Any, batch: Any) -> None:
         """Add the losses of the batch, once it is sure whose they are."""
@@ -75,7 +76,8 @@ class ValidationEstimate(Estimate):
         logits = run.reader.require(output, len(self._current), "validation_step")
         counted = self._current >= 0
         if counted.all():
-            self._evidence.check_step(step, logits, batch, self._current)
+            told = returned_logits(output, len(self._current)) is logits
+            self._evidence.check_step(step, logits, batch, self._current, told=told, named=run.reader.name is not None)
         run.add_losses(self._seen, logits if counted.all() else logits[counted.nonzero()[0]], self._current[counted])
 
     def measure(self, run: TrainingRun, update: int, *, uniform: bool) -> CellLosses:
@@ -111,8 +113,9 @@ class ValidationEstimate(Estimate):
 
     def close(self) -> None:
         """Leave no trace in the module."""
-        if self._step is not None:
-            self._step.leave()
+        step, self._step = self._step, None
+        if step is not None:
+            step.leave()
 
     def _find_cells(self, run: TrainingRun, dataset: Any) -> Array:
         """Return the cells of the validation samples, by the training set's numbers; -1 for those without."""
