@@ -136,7 +136,9 @@ def run(task: str, criterion: str, estimate: str, seed: int, data: Path) -> dict
     fair = None
     if estimate != "plain":
         rule = SignedSteps(alpha=settings.alpha)
-        fair = FairBatch(criterion, "groups", rule=rule, estimate=estimate, update_every=every, seed=seed)
+        fair = FairBatch(
+            criterion, "groups", rule=rule, estimate=estimate, update_every=every, seed=seed, verbose=False
+        )
     often = {"val_check_interval": settings.update_every, "check_val_every_n_epoch": None}
     trainer = L.Trainer(
         max_epochs=settings.epochs[SHORT[criterion]],

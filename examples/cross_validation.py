@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 def train(train_set: Dataset, held_out: Dataset, criterion: str, setting: Setting, epochs: int, seed: int) -> Audit:
     """Train with one setting, and return how the model does on data that it has not seen."""
     L.seed_everything(seed, verbose=False)
-    fairbatch = FairBatch(criterion, groups=2, rule=SignedSteps(**setting._asdict()), seed=seed)
+    fairbatch = FairBatch(criterion, groups=2, rule=SignedSteps(**setting._asdict()), seed=seed, verbose=False)
     monitor = FairnessMonitor(groups=2)
     trainer = quiet_trainer(epochs, [fairbatch, monitor])
     model = LogisticRegression(3)

@@ -83,7 +83,7 @@ def main() -> None:
     data = TensorDataset(x, (x[:, 0] + z > 1).long(), z)
     loader = DataLoader(data, batch_size=50, num_workers=args.workers, persistent_workers=args.workers > 0)
     module, memory = Module(), Memory(max(1, args.updates // 20))
-    fairbatch = FairBatch(groups=2, update_every="epoch")
+    fairbatch = FairBatch(groups=2, update_every="epoch", verbose=False)
     trainer = L.Trainer(
         max_epochs=args.updates,
         accelerator="cpu",

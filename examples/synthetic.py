@@ -106,7 +106,9 @@ def train(train_set: TensorDataset, method: str, seed: int, epochs: int, alpha: 
     L.seed_everything(seed, verbose=False)
     model = LogisticRegression(train_set.tensors[0].shape[1])
     loader = DataLoader(train_set, batch_size=100, shuffle=True)
-    callbacks = [] if method == "plain" else [FairBatch(method, groups=2, rule=SignedSteps(alpha), seed=seed)]
+    callbacks = (
+        [] if method == "plain" else [FairBatch(method, groups=2, rule=SignedSteps(alpha), seed=seed, verbose=False)]
+    )
     quiet_trainer(epochs, callbacks).fit(model, loader)
     return model
 

@@ -31,7 +31,7 @@ def main() -> None:
     train_set, test_set = load(args.data) if args.data else (generate(2000, seed=0), generate(1000, seed=1))
     L.seed_everything(args.seed, verbose=False)
     model = LogisticRegression(train_set.tensors[0].shape[1])
-    fairbatch = FairBatch(args.criterion, groups=2, rule=Adaptive(args.tolerance), seed=args.seed)
+    fairbatch = FairBatch(args.criterion, groups=2, rule=Adaptive(args.tolerance), seed=args.seed, verbose=False)
     trainer = L.Trainer(
         max_epochs=args.epochs or EPOCHS[args.criterion],
         callbacks=[fairbatch, FairnessMonitor(groups=2)],

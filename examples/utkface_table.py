@@ -103,14 +103,14 @@ def callback_of(run: Run) -> L.Callback | None:
     if run.method == "cutting":
         return Cutting(groups="race", seed=run.seed)
     if run.method == "fairbatch":
-        return FairBatch("equalized_odds", groups="race", seed=run.seed)
+        return FairBatch("equalized_odds", groups="race", seed=run.seed, verbose=False)
     return signed_steps(run.seed, **FINE_TUNING) if run.method == "signed steps" else None
 
 
 def signed_steps(seed: int, alpha: float, min_share: float, min_samples: int, update_every: int) -> FairBatch:
     """Return FairBatch with the paper's rule."""
     criterion, rule = EqualizedOdds(min_samples), SignedSteps(alpha, min_share=min_share)
-    return FairBatch(criterion, groups="race", rule=rule, update_every=update_every, seed=seed)
+    return FairBatch(criterion, groups="race", rule=rule, update_every=update_every, seed=seed, verbose=False)
 
 
 def settings_of(args: argparse.Namespace, run: Run) -> dict[str, Any]:

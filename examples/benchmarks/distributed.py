@@ -39,7 +39,7 @@ def main() -> None:
 
             def side(fair: bool, data=data, small=small, estimate=estimate) -> float:
                 torch.manual_seed(0)
-                callback = FairBatch(groups="groups", estimate=estimate) if fair else None
+                callback = FairBatch(groups="groups", estimate=estimate, verbose=False) if fair else None
                 loader = DataLoader(data, 128 if small else 32, shuffle=True)
                 return train(
                     mlp() if small else resnet18(num_classes=2), loader, callback, 1, strategy="ddp", devices=2

@@ -34,7 +34,7 @@ def mlp() -> nn.Module:
 def compare(network, data: Dataset, batch_size: int, estimate: str, epochs: int, rounds: int) -> dict[str, float]:
     def side(fair: bool) -> float:
         torch.manual_seed(0)
-        callback = FairBatch(groups="groups", estimate=estimate) if fair else None
+        callback = FairBatch(groups="groups", estimate=estimate, verbose=False) if fair else None
         return train(network(), DataLoader(data, batch_size, shuffle=True), callback, epochs)
 
     return interleaved(lambda: side(True), lambda: side(False), rounds)

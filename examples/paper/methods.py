@@ -240,24 +240,24 @@ def robust(criterion: str, **settings: Any) -> GroupDRO:
 
 def classwise(criterion: str, groups: int, seed: int, **rule: Any) -> FairBatch:
     """Return FairDRO, which is for equalized odds."""
-    return FairBatch("equalized_odds", groups, rule=WorstCase(**rule), seed=seed)
+    return FairBatch("equalized_odds", groups, rule=WorstCase(**rule), seed=seed, verbose=False)
 
 
 def fairbatch(
     criterion: str, groups: int, seed: int, *, importance: Importance | None = None, **rule: Any
 ) -> FairBatch:
     """Return FairBatch with settings of its rule."""
-    return FairBatch(criterion, groups, rule=SignedSteps(**rule), importance=importance, seed=seed)
+    return FairBatch(criterion, groups, rule=SignedSteps(**rule), importance=importance, seed=seed, verbose=False)
 
 
 def by_error(criterion: str, groups: int, seed: int, **rule: Any) -> FairBatch:
     """Return FairBatch that compares the groups' rates of errors, which the criteria are about, not their losses."""
-    return FairBatch(criterion, groups, rule=SignedSteps(**rule), loss="error", seed=seed)
+    return FairBatch(criterion, groups, rule=SignedSteps(**rule), loss="error", seed=seed, verbose=False)
 
 
 def bare_line(criterion: str, groups: int, seed: int) -> FairBatch:
     """Return FairBatch as it is out of the box."""
-    return FairBatch(criterion, groups, seed=seed)
+    return FairBatch(criterion, groups, seed=seed, verbose=False)
 
 
 METHODS: dict[str, Callable[..., Trained]] = {

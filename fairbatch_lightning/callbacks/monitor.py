@@ -218,7 +218,7 @@ class FairnessMonitor(AnyCallback):
                     batch,
                     counted.data.index.cells[samples],
                     told=told,
-                    named=self._reader.name is not None,
+                    sure=True,
                 )
             counted.add(samples, logits)
 

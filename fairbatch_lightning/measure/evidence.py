@@ -133,7 +133,7 @@ class Evidence:
         cells: Array,
         *,
         told: bool = False,
-        named: bool = False,
+        sure: bool = False,
     ) -> None:
         """Check a batch whose logits are known, if it is one of the first.
 
@@ -143,12 +143,12 @@ class Evidence:
             batch: What the step was given.
             cells: What is believed of its samples.
             told: Whether the step has returned the logits as such.
-            named: Whether the user has named the part that gives them.
+            sure: Whether these are the model's predictions, whatever is computed of them.
         """
         self.note(batch, cells)
         if self._left:
             self._left -= 1
-            self.check(logits, self.judge(step, cells), step, batch, cells, told=told, named=named)
+            self.check(logits, self.judge(step, cells), step, batch, cells, told=told, sure=sure)
 
     def judge(self, step: WatchedStep | None, cells: Array) -> list[Judged]:
         """Return the losses of a step with as many targets as the batch has samples, and what those are."""
@@ -180,7 +180,7 @@ class Evidence:
         cells: Array,
         *,
         told: bool,
-        named: bool,
+        sure: bool,
         mixed: bool = False,
     ) -> None:
         """Compare the labels in a batch, and its losses, with those of the cells; learn which classes they are.
@@ -192,7 +192,7 @@ class Evidence:
             batch: What the model was given.
             cells: What is believed of its samples.
             told: Whether the step has returned the logits as such.
-            named: Whether the user has named the part that gives them.
+            sure: Whether these are the model's predictions, whatever is computed of them.
             mixed: Whether samples may be mixed, as nobody measures them here.
         """
         self._number = num_classes(logits)
@@ -209,7 +209,7 @@ class Evidence:
             self._classes.learn(agreeing.classes or {})
         said = self._labels.find(batch, self._labels.rows(cells), self._number, doubtful=agreeing is not None)
         self._classes.learn(said or {})
-        if agreeing is None and step is not None and not told and not named:
+        if agreeing is None and step is not None and not told and not sure:
             self._check_number(logits, related, step)
         group = check_groups(self._who, self._index, self._groups, batch, cells)
         self.found = f"those that `{agreeing.call.function}` gets" if agreeing is not None else ""

@@ -118,8 +118,8 @@ class Pairing:
 
     def _check(self, logits: Tensor, judged: list[Judged], step: WatchedStep | None, batch: Any, drawn: Drawn) -> None:
         given, mixed = self._run.loader.unwrap(batch), not self._measures_training
-        told, named = self.are_returned, self._run.reader.name is not None
-        self._evidence.check(logits, judged, step, given, drawn.cells, told=told, named=named, mixed=mixed)
+        told, sure = self.are_returned, self._run.reader.name is not None
+        self._evidence.check(logits, judged, step, given, drawn.cells, told=told, sure=sure, mixed=mixed)
         self._run.sample_loss(logits.detach(), torch.from_numpy(drawn.cells.astype("int64")))
 
     def _find(self, outputs: Any, step: WatchedStep | None, judged: list[Judged], drawn: Drawn) -> Tensor | None:

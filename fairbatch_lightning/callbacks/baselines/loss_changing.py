@@ -125,7 +125,7 @@ class LossChanging(ChangesBatches):
         logits = self._reader.require(output, len(batch.samples))
         given = self._given.unwrap(next(iter([*args, *kwargs.values()])))
         told = returned_logits(output, len(batch.samples)) is logits
-        self._evidence.check_step(watched, logits, given, batch.cells, told=told, named=self._reader.name is not None)
+        self._evidence.check_step(watched, logits, given, batch.cells, told=told, sure=self._reader.name is not None)
         cells = to_device(torch.from_numpy(batch.cells.astype(np.int64)), logits.device)
         losses = self._sample_loss(logits, cells)
         if not losses.requires_grad:

@@ -77,7 +77,7 @@ class ValidationEstimate(Estimate):
         counted = self._current >= 0
         if counted.all():
             told = returned_logits(output, len(self._current)) is logits
-            self._evidence.check_step(step, logits, batch, self._current, told=told, named=run.reader.name is not None)
+            self._evidence.check_step(step, logits, batch, self._current, told=told, sure=True)
         run.add_losses(self._seen, logits if counted.all() else logits[counted.nonzero()[0]], self._current[counted])
 
     def measure(self, run: TrainingRun, update: int, *, uniform: bool) -> CellLosses:
