@@ -234,9 +234,7 @@ def test_wrong_labels_on_one_process_end_them_all(tmp_path, free_port):
     assert "Another process says: FairBatch has paired a batch with the wrong labels" in errors
 
 
-@pytest.mark.parametrize(
-    ("method", "partial"), [("online", True), ("importance", True), ("exact", False), ("the bare line", False)]
-)
+@pytest.mark.parametrize(("method", "partial"), [("importance", True), ("the bare line", False)])
 def test_checkpoint_of_a_signal(method, partial, tmp_path, free_port):
     """SLURM's signal reaches the processes at different places; the one that writes must not wait for the other."""
     options = {"strategy": "ddp", "devices": 2, "batch_size": 10, "module": "signalled", "method": method}

@@ -60,7 +60,7 @@ def logged(folder, callback):
     """Return all names that a training and a test log."""
     loggers = Names(folder), Pictures(folder)
     monitors = (FairnessMonitor(groups="group", labels="label", name=name) for name in (None, "val", "a/b"))
-    run = trainer(callback, *monitors, max_epochs=2, logger=loggers, log_every_n_steps=1)
+    run = trainer(callback, *monitors, max_epochs=1, logger=loggers, log_every_n_steps=1)
     model = Evaluated()
     run.fit(model, loader(named()), [held_out(named(1)), held_out(named(2))])
     run.test(model, held_out(named(3)), verbose=False)

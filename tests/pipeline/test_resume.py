@@ -577,8 +577,7 @@ def _keep_sigint():
 
 
 @pytest.mark.usefixtures("_keep_sigint")
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("after", [5, BATCHES + 5])
+@pytest.mark.parametrize(("error", "after"), [(KeyboardInterrupt, BATCHES + 5), (RuntimeError, 5)])
 @pytest.mark.parametrize("settings", [{"rule": "adaptive"}, {}, {"update_every": 3}, {"estimate": "validation"}])
 def test_an_interrupted_fit_that_goes_on_in_the_same_trainer(settings, after, error):
     """Lightning repeats the epoch from its start; the shares go on."""
