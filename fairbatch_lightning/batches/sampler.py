@@ -208,10 +208,10 @@ class FairSampler(DistributedSampler[int]):
             current.epoch,
         )
         drawn = self._drawn_before(current, draws)
-        part = slice(self.rank, None, self.num_replicas)
+        part, stretch = slice(self.rank, None, self.num_replicas), self._longest_stretch
         try:
             while (first := current.next_batch) < self.num_batches:
-                cells = self._cells(current, draws, first)
+                cells = self._cells(current, draws, first, stretch)
                 weights, plans = current.plan(first).weights, current.plans
                 batches: list[list[int]] = draws.samples(cells, drawn, weights)[:, part].tolist()
                 mine = cells[:, part].copy()  # so that no one spoils the count below
@@ -219,17 +219,22 @@ class FairSampler(DistributedSampler[int]):
                     current.next_batch = number
                     yield Drawn(*batch, number - 1, current)
                     if current.plans is not plans:
-                        break  # what was drawn in advance is void
+                        stretch = number - first  # what was drawn in advance is void: draw less from now on
+                        break
+                stretch = min(2 * stretch, self._longest_stretch)
                 drawn += self._count(cells[: current.next_batch - first])
         finally:
             current.finished = True
 
-    def _cells(self, current: Pass, draws: EpochDraws, first: int) -> Array:
-        """Return the cells of a stretch of batches to draw in one go: by the same plan, and of limited size."""
-        size = max(1, _DRAWS_AT_ONCE // (self.batch_size * self.num_replicas))
+    @property
+    def _longest_stretch(self) -> int:
+        return max(1, _DRAWS_AT_ONCE // (self.batch_size * self.num_replicas))
+
+    def _cells(self, current: Pass, draws: EpochDraws, first: int, stretch: int) -> Array:
+        """Return the cells of some batches to draw in one go, by the same plan; how many changes nothing."""
         changes = (plan.first for plan in current.plans if plan.first > first)
         probabilities = (self._row_mass * current.plan(first).shares).flatten().numpy()
-        return draws.cells(probabilities, first, min(first + size, self.num_batches, *changes))
+        return draws.cells(probabilities, first, min(first + stretch, self.num_batches, *changes))
 
     def _count(self, cells: Array) -> Array:
         return np.bincount(cells.ravel(), minlength=self.index.counts.numel())
@@ -238,7 +243,7 @@ class FairSampler(DistributedSampler[int]):
         """Return how many samples of each cell the batches drawn so far hold, `(C,)`."""
         drawn, first = np.zeros(self.index.counts.numel(), np.int64), 0
         while first < current.next_batch:
-            cells = self._cells(current, draws, first)[: current.next_batch - first]
+            cells = self._cells(current, draws, first, self._longest_stretch)[: current.next_batch - first]
             drawn += self._count(cells)
             first += len(cells)
         return drawn
